@@ -259,11 +259,12 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
             rate("memory_reclaim_stalls"),
             rate("maps_faults")
         ),
+        stay_line(after, seconds, &grown),
     ];
     for device in after.samples(DEVICE_DIRTY_BYTES) {
         lines.push(device_line(before, after, device));
     }
-    lines.extend(file_lines(after));
+    lines.extend(file_lines(before, after, seconds));
     let mut text = String::new();
     for line in lines {
         text.extend(line.chars().take(WIDTH));
@@ -272,20 +273,53 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
     text
 }
 
+/// Describes how long pages stay.
+fn stay_line(after: &Snapshot, seconds: f64, grown: &dyn Fn(&str) -> f64) -> String {
+    let early = number(grown("evictions_refaults_early") / seconds);
+    let age = age(after, seconds, grown);
+    format!("         a page that is not used again stays {age}, early refaults {early}/s")
+}
+
+/// Returns the time that a page waits for its eviction (`Stats::eviction_age`).
+fn age(after: &Snapshot, seconds: f64, grown: &dyn Fn(&str) -> f64) -> String {
+    let leaving = grown("evictions_folios") + grown("evictions_activated_folios");
+    if grown("evictions_folios") == 0.0 {
+        return "for ever".to_owned();
+    }
+    let filled = grown("reads_misses") - grown("reads_misses_without_read");
+    let folio_bytes = (grown("storage_read_bytes") / filled.max(1.0)).max(4096.0);
+    let waiting = after.level("memory_inactive_bytes") / folio_bytes;
+    let age = seconds * waiting / leaving;
+    match age {
+        _ if age >= 7200.0 => format!("{:.0} hours", age / 3600.0),
+        _ if age >= 120.0 => format!("{:.0} minutes", age / 60.0),
+        _ => format!("{age:.1} s"),
+    }
+}
+
 /// Describes the files with the most bytes in memory.
-fn file_lines(after: &Snapshot) -> Vec<String> {
+fn file_lines(before: &Snapshot, after: &Snapshot, seconds: f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut files: Vec<&Sample> = after.samples("bifolio_file_resident_bytes").collect();
     files.sort_by(|one, other| other.value.total_cmp(&one.value));
     if !files.is_empty() {
-        lines.push(format!("{:>12} {:>12}  file", "resident", "dirty"));
+        let heads = ["resident", "dirty", "misses/s", "evicted/s"];
+        lines.push(heads.map(|head| format!("{head:>10}")).join(" ") + "  file");
     }
     for file in files.into_iter().take(FILES) {
-        let dirty = after.samples("bifolio_file_dirty_bytes").find(|one| one.labels == file.labels);
-        let name = file.labels.get("file").map_or("?", String::as_str);
-        let dirty = dirty.map_or(0.0, |dirty| dirty.value);
-        let name = end_of(name, WIDTH - 27);
-        lines.push(format!("{:>12} {:>12}  {name}", bytes(file.value), bytes(dirty)));
+        let of = |snapshot: &Snapshot, name: &str| {
+            let sample = snapshot.samples(name).find(|one| one.labels == file.labels);
+            sample.map_or(0.0, |sample| sample.value)
+        };
+        let rate = |name: &str| number((of(after, name) - of(before, name)).max(0.0) / seconds);
+        let columns = [
+            bytes(file.value),
+            bytes(of(after, "bifolio_file_dirty_bytes")),
+            rate("bifolio_file_misses_total"),
+            rate("bifolio_file_evicted_folios_total"),
+        ];
+        let name = end_of(file.labels.get("file").map_or("?", String::as_str), WIDTH - 45);
+        lines.push(columns.map(|column| format!("{column:>10}")).join(" ") + "  " + &name);
     }
     lines
 }
@@ -394,14 +428,18 @@ mod tests {
     #[test]
     fn a_screen_has_80_columns_and_the_rates() {
         let at = Instant::now();
+        let file = "/long".repeat(40);
         let snapshot = |misses: u64, at| {
             let text = format!(
                 "bifolio_info{{name=\"{}\",pid=\"7\"}} 1\nbifolio_reads_misses_total {misses}\n\
                  bifolio_reads_hits_optimistic_total {}\nbifolio_memory_bound_bytes 1048576\n\
-                 bifolio_file_resident_bytes{{file=\"{}\"}} 8192\n",
+                 bifolio_evictions_folios_total {misses}\nbifolio_memory_inactive_bytes 40960000\n\
+                 bifolio_storage_read_bytes_total {}\n\
+                 bifolio_file_resident_bytes{{file=\"{file}\"}} 8192\n\
+                 bifolio_file_misses_total{{file=\"{file}\"}} {misses}\n",
                 "n".repeat(100),
                 misses * 9,
-                "/long".repeat(40)
+                misses * 4096
             );
             let samples = text.lines().filter_map(parse).collect();
             Snapshot { socket: PathBuf::new(), at, samples, devices: HashMap::new() }
@@ -409,6 +447,10 @@ mod tests {
         let shown = screen(&snapshot(0, at), &snapshot(2000, at + Duration::from_secs(2)));
         assert!(shown.lines().all(|line| line.chars().count() <= WIDTH), "{shown}");
         assert!(shown.contains("hit ratio 90.00 %, misses 1000/s"), "{shown}");
+        // 10,000 pages wait, and 1,000 leave in a second.
+        assert!(shown.contains("stays 10.0 s"), "{shown}");
+        let line = shown.lines().last().unwrap();
+        assert!(line.contains("8.0 KiB") && line.contains(" 1000 "), "{shown}");
         assert!(shown.contains("bound 1.0 MiB") || shown.contains("bound 1024.0 KiB"), "{shown}");
     }
 }

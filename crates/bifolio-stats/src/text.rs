@@ -50,6 +50,19 @@ pub fn text(cache: &Cache, name: &str) -> String {
     text.labelled("bifolio_file_resident_bytes", "gauge", "Bytes in memory, by file.", resident);
     let dirty = of_files(|file| file.dirty_bytes);
     text.labelled("bifolio_file_dirty_bytes", "gauge", "Dirty bytes, by file.", dirty);
+    let kept = of_files(|file| file.is_kept.into());
+    text.labelled("bifolio_file_kept", "gauge", "1 if the file is closed, and kept.", kept);
+    let counts: [FileCount; 5] = [
+        ("misses", "Misses", |file| file.misses),
+        ("refaults", "Misses of evicted pages", |file| file.refaults),
+        ("evicted_folios", "Folios evicted", |file| file.evicted_folios),
+        ("readahead_folios", "Folios read ahead", |file| file.readahead_folios),
+        ("readahead_unused", "Folios read ahead and evicted unused", |file| file.readahead_unused),
+    ];
+    for (name, what, value) in counts {
+        let name = format!("bifolio_file_{name}_total");
+        text.labelled(&name, "counter", &format!("{what}, by file."), of_files(value));
+    }
     text.0
 }
 
@@ -94,6 +107,9 @@ fn resident_bytes() -> Option<u64> {
     let found = fs::read_to_string("/proc/self/statm").ok()?;
     Some(found.split(' ').nth(1)?.parse::<u64>().ok()? * rustix::param::page_size() as u64)
 }
+
+/// A count of a file: name, description, value.
+type FileCount = (&'static str, &'static str, fn(&FileStats) -> u64);
 
 /// Text in the format of Prometheus.
 #[derive(Default)]

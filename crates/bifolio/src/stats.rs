@@ -13,6 +13,9 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Bytes of the smallest folio.
+const FOLIO_BYTES_MIN: u64 = 4096;
+
 /// A snapshot of one device: the files whose [identities](crate::backing::FileIdentity) have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -33,7 +36,8 @@ pub struct DeviceStats {
     pub last_error: Option<String>,
 }
 
-/// A snapshot of an open file ([`Cache::files`](crate::Cache::files)).
+/// A snapshot of a file ([`Cache::files`](crate::Cache::files)). The counts are those since its
+/// first open, or since it was read anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileStats {
@@ -46,6 +50,49 @@ pub struct FileStats {
     /// Dirty pages of the file, without those being written out and without stores through maps
     /// that were not found yet, bytes.
     pub dirty_bytes: u64,
+    /// Lookups that found no folio, also of readahead, as in
+    /// [`ReadStats::misses`](crate::ReadStats).
+    pub misses: u64,
+    /// Misses of pages that had been evicted, and left a shadow.
+    pub refaults: u64,
+    /// Folios evicted by reclaim or on request.
+    pub evicted_folios: u64,
+    /// Folios read ahead.
+    pub readahead_folios: u64,
+    /// Folios read ahead that were evicted before their first use.
+    pub readahead_unused: u64,
+    /// `true` for a closed file whose pages stay in memory
+    /// ([`CacheBuilder::kept_files`](crate::CacheBuilder::kept_files)).
+    pub is_kept: bool,
+}
+
+/// Counts of one file, which all threads share: of misses and evictions, so that a hit knows none.
+#[derive(Debug, Default)]
+pub(crate) struct FileCounts {
+    pub(crate) misses: AtomicU64,
+    pub(crate) refaults: AtomicU64,
+    pub(crate) evicted_folios: AtomicU64,
+    pub(crate) readahead_folios: AtomicU64,
+    pub(crate) readahead_unused: AtomicU64,
+}
+
+impl FileCounts {
+    /// Adds to a count; a load and no store if there is nothing to add.
+    pub(crate) fn add(count: &AtomicU64, more: u64) {
+        if more > 0 {
+            // Relaxed: as in `Block`.
+            count.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn fill(&self, stats: &mut FileStats) {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        stats.misses = load(&self.misses);
+        stats.refaults = load(&self.refaults);
+        stats.evicted_folios = load(&self.evicted_folios);
+        stats.readahead_folios = load(&self.readahead_folios);
+        stats.readahead_unused = load(&self.readahead_unused);
+    }
 }
 
 macro_rules! counters {
@@ -327,6 +374,35 @@ impl Stats {
         let ReadStats { hits_optimistic, hits_pinned, hits_slow, misses, .. } = self.reads;
         let hits = hits_optimistic + hits_pinned + hits_slow;
         (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
+    }
+
+    /// Returns the time that a page spends in memory if it is not used again, in an interval of
+    /// `elapsed` whose counts these are ([`Stats::since`]): a page whose uses are further apart is
+    /// read each time, so the answer says if more memory would help. `None` if nothing was evicted.
+    ///
+    /// Pages wait for their eviction in the order in which they came. So it is the number of those
+    /// that wait, divided by the rate at which they are evicted or found to be used again.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let before = cache.stats();
+    /// // .. a minute later:
+    /// let interval = cache.stats().since(&before);
+    /// assert_eq!(interval.eviction_age(Duration::from_secs(60)), None); // nothing was evicted
+    /// # Ok::<(), bifolio::Error>(())
+    /// ```
+    pub fn eviction_age(&self, elapsed: std::time::Duration) -> Option<std::time::Duration> {
+        let EvictionStats { folios, activated_folios, .. } = self.evictions;
+        if folios == 0 {
+            return None;
+        }
+        // The size of a folio, as far as the reads of the interval tell it.
+        let ReadStats { misses, misses_without_read, .. } = self.reads;
+        let filled_folios = misses.saturating_sub(misses_without_read).max(1);
+        let folio_bytes = (self.storage.read_bytes / filled_folios).max(FOLIO_BYTES_MIN);
+        let waiting_folios = self.memory.inactive_bytes as f64 / folio_bytes as f64;
+        Some(elapsed.mul_f64(waiting_folios / (folios + activated_folios) as f64))
     }
 }
 

@@ -367,8 +367,19 @@ impl Cache {
         }
     }
 
-    /// Returns the open files: name, length, and bytes in memory. Takes some milliseconds for
-    /// 100,000. Empty in a forked child.
+    /// Returns the open files, and closed ones that are kept: name, length, bytes in memory, misses
+    /// and evictions. Takes some milliseconds for 100,000. Empty in a forked child.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// file.read_exact_at(&mut [0; 8], 50_000)?;
+    /// let found = cache.files().into_iter().find(|found| found.file == path.to_string_lossy());
+    /// assert_eq!(found.map(|found| (found.misses, found.is_kept)), Some((1, false)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn files(&self) -> Vec<FileStats> {
         if self.inner.registry.host.cache_state.is_forked() {
             return Vec::new();

@@ -4,9 +4,9 @@ use super::locked::Locked;
 use super::transfer::{ReadIo, Room};
 use crate::error::{Error, Result};
 use crate::io::RUN_PAGES_MAX;
-use crate::memory::{FillTarget, FrameKind};
+use crate::memory::{Counted, FillTarget, FrameKind};
 use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
-use crate::stats::Counter;
+use crate::stats::{Counter, FileCounts};
 use crate::sync::{CallScope, Ordering, blocking};
 use crate::sys::process;
 use std::ops::Range;
@@ -169,16 +169,10 @@ impl<'h> Fill<'h> {
         let counted = match wait {
             _ if unlisted.is_some() => None,
             Wait::ForFrames => Some(reclaim.count_in_class(inode).map_err(of_folio)?),
-            Wait::Never => match reclaim.try_count_in_class(inode) {
+            Wait::Never | Wait::NeverNorEvict => match self.try_count_in_class(wait) {
                 None => return Ok(Claim::NoFrame),
                 counted => counted,
             },
-            Wait::NeverNorEvict => {
-                match memory.lru.classes.try_count(inode.class, 1 << mapping.order()) {
-                    None => return Ok(Claim::NoFrame),
-                    counted => counted,
-                }
-            }
         };
         let Some((id, _filling)) = self.take_frame(head, seen, wait).map_err(of_folio)? else {
             return Ok(Claim::NoFrame);
@@ -200,6 +194,7 @@ impl<'h> Fill<'h> {
         }
         memory.counters.add(Counter::Miss, 1);
         memory.lru.classes.note_miss(inode.class);
+        FileCounts::add(&inode.counts.misses, 1);
         let shadow = inode.store.take_over(&lock, seen);
         if !may_pass_end && mapping.was_cut(&lock) {
             drop(inode.remove_unfilled(&folio, &lock));
@@ -207,6 +202,7 @@ impl<'h> Fill<'h> {
         }
         if let Some(shadow) = shadow {
             memory.note_refault(&lock, shadow);
+            FileCounts::add(&inode.counts.refaults, 1);
         }
         if let Some(unlisted) = unlisted {
             unlisted.keep_for(&lock);
@@ -214,6 +210,15 @@ impl<'h> Fill<'h> {
             memory.lru.add(&memory.folios, for_lru, process::current_cpu());
         }
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
+    }
+
+    /// Counts a new folio in the class of the file, without waiting.
+    fn try_count_in_class(self, wait: Wait) -> Option<Counted<'h>> {
+        let inode = &**self.inode;
+        if wait == Wait::Never {
+            return self.reclaim.try_count_in_class(inode);
+        }
+        inode.memory.lru.classes.try_count(inode.class, 1 << inode.mapping.order())
     }
 
     /// Takes a frame, and charges the page of the table that will name it, which stays while the

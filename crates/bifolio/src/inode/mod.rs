@@ -32,6 +32,7 @@ use crate::page::{
     ALL_BYTES, COUNT_MAX, ClassId, Folio, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES,
     Table, Values,
 };
+use crate::stats::FileCounts;
 use crate::store::{Store, Swap};
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock};
 use crate::sys::copy;
@@ -81,6 +82,7 @@ pub(crate) struct Inode {
     pub(crate) class: ClassId,
     pub(crate) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
+    pub(crate) counts: FileCounts,
     pub(crate) flushes: Flushes<Error>,
     pub(crate) gate: OnceLock<Arc<Gate>>,
     /// Set before the first handle exists.
@@ -227,6 +229,7 @@ impl Inode {
             store,
             dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
+            counts: FileCounts::default(),
             flushes: Flushes::default(),
             gate: OnceLock::new(),
             codec: OnceLock::new(),

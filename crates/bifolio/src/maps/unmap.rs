@@ -288,7 +288,7 @@ impl<'t> Unmapping<'t> {
     ) {
         counts.note(EvictOutcome::Evicted, lock.pages());
         let shadow = self.reclaim.shadow_of(&lock);
-        self.reclaim.note_eviction(&lock, self.control.counter);
+        self.reclaim.note_eviction(inode, &lock, self.control.counter);
         let entry_after = |_| inode.store.entry_after(&lock, Some(shadow));
         inode.mapping.end_eviction(&frozen, &lock, entry_after);
         inode.store.note_out_of_table(&lock);

@@ -219,7 +219,7 @@ impl<'a> Invalidation<'a> {
         let set = self.reclaim.memory.lru.working_set(lock.flags.class());
         match self.inode.evict(folio, &lock, set.make_shadow(lock.pages())) {
             Ok(frozen) => {
-                self.reclaim.note_eviction(&lock, Counter::EvictFolio);
+                self.reclaim.note_eviction(self.inode, &lock, Counter::EvictFolio);
                 self.outcome.folios += 1;
                 // READ-E5: the next folio in this frame must not be locked.
                 drop(lock);

@@ -17,11 +17,12 @@ use super::outcome::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut,
 use super::swap_queue::SWAP_PAGES;
 use super::victims::{Group, groups, part_of};
 use super::{Reclaim, ReclaimLock};
+use crate::inode::Inode;
 use crate::memory::{EXTENT_PAGES, Giver, ListKind, ListSizes, Shadow};
 use crate::page::{
     BATCH_SLOTS, ClassId, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES,
 };
-use crate::stats::Counter;
+use crate::stats::{Counter, FileCounts};
 use crate::writeback::is_shut_for;
 
 /// log2 of the first share of a list to scan, one 4096th; the last share is all of it.
@@ -475,7 +476,7 @@ impl Reclaim {
         }
         match inode.evict(folio, &locked, self.shadow_of(&locked)) {
             Ok(frozen) => {
-                self.note_eviction(&locked, Counter::PgSteal);
+                self.note_eviction(inode, &locked, Counter::PgSteal);
                 frozen.note_removed();
                 evicted.0.push(frozen);
                 (EvictOutcome::Evicted, None)
@@ -494,11 +495,13 @@ impl Reclaim {
         }
     }
 
-    pub(crate) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
-        let unused = locked.flags.get(Flag::Readahead);
+    pub(crate) fn note_eviction(&self, inode: &Inode, locked: &LockedFolio<'_>, counter: Counter) {
+        let unused = u64::from(locked.flags.get(Flag::Readahead));
         self.memory.counters.add(counter, 1);
-        self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
+        self.memory.counters.add(Counter::ReadaheadUnused, unused);
         self.memory.lru.classes.note_eviction(locked.flags.class(), locked.pages());
+        FileCounts::add(&inode.counts.evicted_folios, 1);
+        FileCounts::add(&inode.counts.readahead_unused, unused);
     }
 }
 

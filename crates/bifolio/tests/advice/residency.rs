@@ -135,3 +135,33 @@ fn a_huge_hole_costs_nothing() {
     let closed = error_of(file.residency(0..PAGE), &[]);
     assert_eq!(closed.kind(), ErrorKind::Closed);
 }
+
+#[test]
+fn files_count_their_own_misses_and_evictions() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", 4 << 20);
+    let (other, _) = random_file(&directory, "other", 8192);
+    let cache = cache_of(1 << 20);
+    let files = [&path, &other].map(|path| open(&cache, path));
+    files[0].set_access(bifolio::Access::Random);
+    for round in 0..2 {
+        for page in 0..1024 {
+            files[0].read_exact_at(&mut [0], page * PAGE).unwrap();
+        }
+        files[1].read_exact_at(&mut [round], 0).unwrap();
+    }
+    let found = cache.files();
+    let of = |path: &std::path::Path| {
+        found.iter().find(|found| found.file == path.to_string_lossy()).unwrap()
+    };
+    let (large, small) = (of(&path), of(&other));
+    assert!(large.misses > 1500 && large.refaults > 500, "{large:?}");
+    let resident_folios = large.resident_bytes / PAGE;
+    assert_eq!(large.evicted_folios, large.misses - resident_folios, "{large:?}");
+    assert!((1..=3).contains(&small.misses), "{small:?}");
+    assert!(!large.is_kept && !small.is_kept);
+    let stats = cache.stats();
+    assert_eq!(stats.reads.misses, large.misses + small.misses);
+    let age = stats.eviction_age(std::time::Duration::from_secs(100)).unwrap();
+    assert!(age.as_secs_f64() < 100.0, "{age:?}");
+}

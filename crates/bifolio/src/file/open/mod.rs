@@ -118,16 +118,22 @@ impl Registry {
     }
 
     pub(crate) fn file_stats(&self) -> Vec<FileStats> {
-        let stats = |inode: Arc<Inode>| {
+        let stats = |inode: &Inode, is_kept| {
             let folio_bytes = inode.mapping.folio_bytes();
-            FileStats {
+            let mut stats = FileStats {
                 file: inode.store.name(),
                 len_bytes: inode.mapping.len_bytes(),
                 resident_bytes: inode.mapping.resident_folios() * folio_bytes,
                 dirty_bytes: inode.dirty_bytes(),
-            }
+                is_kept,
+                ..FileStats::default()
+            };
+            inode.counts.fill(&mut stats);
+            stats
         };
-        self.inodes().map(stats).collect()
+        let open = self.inodes().map(|inode| stats(&inode, false));
+        let kept = self.keeper.iter().flat_map(|keeper| keeper.kept());
+        open.chain(kept.map(|(_, inode)| stats(&inode, true))).collect()
     }
 
     pub(crate) fn fallbacks(&self) -> Vec<String> {

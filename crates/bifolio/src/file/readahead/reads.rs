@@ -6,7 +6,7 @@ use super::{Access, ReadaheadWorker, STREAMS_MIN, WINDOW_DIVISOR};
 use crate::file::Handle;
 use crate::fill::{ReadIo, ReadIoClaim, Wait};
 use crate::page::{Flag, PAGE_BYTES, pages_of};
-use crate::stats::Counter;
+use crate::stats::{Counter, FileCounts};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -116,6 +116,7 @@ impl Handle {
             memory.folio(*id).flags.set(Flag::Readahead);
         }
         memory.counters.add(Counter::Readahead, ahead.len() as u64);
+        FileCounts::add(&self.inode.counts.readahead_folios, ahead.len() as u64);
     }
 
     /// Starts to read a plan. Returns the page at which frames ran short, if they did.
