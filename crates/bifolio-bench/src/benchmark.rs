@@ -16,11 +16,11 @@ use crate::host;
 use crate::progress::Progress;
 use crate::{
     advise, format_bytes, gather, hit_ratio, map_reads, random_reads, reclaim, scan, seq_reads,
-    small_reads, writes,
+    small_reads, warm_start, writes,
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
-static ALL: [&dyn Benchmark; 10] = [
+static ALL: [&dyn Benchmark; 11] = [
     &small_reads::SMALL_READS,
     &random_reads::RANDOM_READS,
     &gather::GATHER,
@@ -30,6 +30,7 @@ static ALL: [&dyn Benchmark; 10] = [
     &reclaim::RECLAIM,
     &map_reads::MAP_READS,
     &advise::ADVISE,
+    &warm_start::WARM_START,
     &hit_ratio::HitRatio { rivals: &[] },
 ];
 

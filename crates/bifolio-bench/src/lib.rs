@@ -32,6 +32,7 @@ mod seq_reads;
 mod small_reads;
 mod summary;
 mod table;
+mod warm_start;
 mod writes;
 
 pub use benchmark::{Benchmark, Context, Needs, all, find, run};

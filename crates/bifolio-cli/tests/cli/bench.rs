@@ -37,6 +37,7 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         "reclaim",
         "map-reads",
         "advise",
+        "warm-start",
         "hit-ratio",
     ] {
         assert!(names.iter().any(|listed| listed == name), "{name}");
@@ -204,6 +205,19 @@ fn scan_reads_with_both_sizes_of_calls() {
         for series in ["raw_direct", "read_at", "kernel_pread"] {
             assert_measured(&envelope, row, series, &["cpu_s_per_gib", "p50_ns"]);
         }
+    }
+}
+
+#[test]
+fn warm_start_serves_after_a_restart_with_and_without_a_list() {
+    let envelope = envelope_of("warm-start", &["--threads", "1"]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for row in rows {
+        for series in ["before", "restored", "cold"] {
+            assert_measured(&envelope, row, series, &["hits_percent"]);
+        }
+        assert!(row["counts"]["restored"]["restored_mib"].is_f64());
     }
 }
 
