@@ -4,7 +4,8 @@
 //! Each word of a page holds the number of the change that has written the page last. A thread with
 //! a cache of its own opens a file, reads some words, and closes it. No word may be older than the
 //! last change of its page that had ended before the open. (A handle that is held longer may be
-//! behind, as may a second one beside it.)
+//! behind, as may a second one beside it.) Now and then a cache saves a list of its
+//! pages, or restores one, of its own or of another thread.
 //!
 //! # Safety
 //! Stores through shared maps that only the storing thread has.
@@ -12,7 +13,7 @@
 
 use crate::history::Violation;
 use crate::watchdog;
-use bifolio::{Cache, OpenOptions};
+use bifolio::{Cache, ErrorKind, OpenOptions};
 use fastrand::Rng;
 use std::fs::{self, File};
 use std::io;
@@ -117,6 +118,8 @@ fn read_until(
     let kept_files = random.choice([1, 3, 100]).unwrap_or(3);
     let builder = Cache::builder().memory(memory_bytes).kept_files(kept_files);
     let cache = builder.build().map_err(|error| told("the setup failed", &error))?;
+    // Of all threads, whose caches have different bounds.
+    let list = files[0].path.with_file_name("hot");
     let mut tally = Tally::default();
     while !is_over() {
         let file = &files[random.usize(..files.len())];
@@ -150,6 +153,19 @@ fn read_until(
             0 => drop(cache.evict_all()),
             1 => drop(cache.set_memory(memory_bytes / 2)),
             2 => drop(cache.set_memory(memory_bytes)),
+            3..6 => {
+                let saved = cache.save_hot(&list);
+                saved.map_err(|error| told("a list of hot pages was not saved", &error))?;
+            }
+            6..12 => match cache.restore_hot(&list) {
+                Ok(restore) if random.bool() => {
+                    let _progress = restore.wait();
+                }
+                Err(error) if error.kind() != ErrorKind::Open => {
+                    return Err(told("a list of hot pages was not restored", &error));
+                }
+                _ => {}
+            },
             _ => {}
         }
         watchdog::progress();
