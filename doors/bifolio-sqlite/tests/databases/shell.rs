@@ -58,9 +58,11 @@ pub(crate) fn through_the_cache(path: &Path, kind: &str, sql: &str) -> (String, 
     run(with_cache(path, &format!("bifolio_memory=2MiB&{kind}")), sql)
 }
 
-/// The output and the errors of statements that run through the VFS of the system.
+/// The output and the errors of statements that run through the VFS of the system. They wait half a
+/// second for locks: a program that another test starts has copies of all descriptors between its
+/// fork and its `exec`, and with them locks that this test has just released.
 pub(crate) fn through_the_system(path: &Path, sql: &str) -> (String, String) {
-    run(with_system(path), sql)
+    run(with_system(path), &format!(".timeout 500\n{sql}"))
 }
 
 fn spawn(command: &mut Command) -> Child {
