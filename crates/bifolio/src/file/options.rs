@@ -330,7 +330,8 @@ impl DiskFile {
     /// let mut unused = Vec::new();
     /// let disk = DiskFile::open_or_keep(&path, &OpenOptions::new(), &mut unused)?;
     /// assert!(unused.is_empty());
-    /// # Ok::<(), bifolio::Error>(())
+    /// # drop(disk);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_or_keep(
         path: impl AsRef<Path>,
