@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bifolio::{Cache, File, OpenOptions};
-use bifolio_report::Case;
+use bifolio_report::{Case, Skipped};
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Asked, Definition, Parameters, at_least};
@@ -66,6 +66,11 @@ struct Task {
 }
 
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
+    if !run.config.target.measures(BEFORE) {
+        let reason = "the kernel saves no list of hot pages".to_owned();
+        run.report.skipped.push(Skipped { series: "*".into(), reason });
+        return Ok(());
+    }
     let sizes = parameters.sizes;
     let file = run.make_file("file", sizes.size_bytes)?;
     let list = file.with_file_name("hot");
