@@ -288,6 +288,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_one_case_and_some_of_its_steps_can_be_made_alone() {
+        let _alone = memory::alone();
         let (case, again) = (Case::new(5), Case::new(5));
         assert_eq!(case.steps(), again.steps());
         assert_eq!(play(5, &[1, 2, 3, 1500]).ok(), Some(4));
@@ -295,6 +296,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_with_few_steps() {
+        let _alone = memory::alone();
         let case = Case { storage: Storage::Buffered, is_mappable: false, ..Case::new(7) };
         let mut steps: Vec<_> = case.steps().into_iter().enumerate().take(40).collect();
         // No call can write there.

@@ -11,6 +11,8 @@
 use crate::history::Violation;
 use bifolio::{Cache, Stats};
 use std::fs;
+#[cfg(test)]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -115,17 +117,18 @@ fn give_back() {
     unsafe { libc::malloc_trim(0) };
 }
 
+/// Returns a guard for a test that measures memory, or has much of it: the memory measured is the
+/// process's, and tests that held none would measure each other's.
+#[cfg(test)]
+pub fn alone() -> MutexGuard<'static, ()> {
+    static MEASURING: Mutex<()> = Mutex::new(());
+    MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Mutex, MutexGuard, mpsc};
-
-    /// Held by each test: otherwise it would measure the memory of the others.
-    static MEASURING: Mutex<()> = Mutex::new(());
-
-    fn alone() -> MutexGuard<'static, ()> {
-        MEASURING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
+    use std::sync::mpsc;
 
     #[test]
     fn memory_that_was_touched_is_seen_until_it_is_given_back() {
