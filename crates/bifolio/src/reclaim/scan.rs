@@ -15,7 +15,7 @@
 use super::mapped::MappedScan;
 use super::outcome::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 use super::swap_queue::SWAP_PAGES;
-use super::victims::{Group, groups, part_of};
+use super::victims::{groups, part_of};
 use super::{Reclaim, ReclaimLock};
 use crate::inode::Inode;
 use crate::memory::{EXTENT_PAGES, Giver, ListKind, ListSizes, Shadow};
@@ -115,15 +115,16 @@ impl<'t> Scan<'t> {
     }
 
     /// Scans a share of the lists of each class of a group, until it is enough: each class gives
-    /// its part of what is missing.
-    fn round_of(&mut self, group: &Group, priority: u32, wanted_pages: u64) {
-        if let [giver] = group.as_slice() {
-            return self.round(giver.class, priority, wanted_pages);
-        }
+    /// its part of what is missing, which it has no more.
+    fn round_of(&mut self, group: &mut [Giver], priority: u32, wanted_pages: u64) {
         let missing_pages = wanted_pages.saturating_sub(self.freed_pages());
+        let group_pages = group.iter().map(|giver| giver.pages).sum();
         for giver in group {
-            let part_pages = part_of(giver, group, missing_pages);
-            self.round(giver.class, priority, self.freed_pages() + part_pages);
+            let before_pages = self.freed_pages();
+            let part_pages = part_of(giver, group_pages, missing_pages);
+            self.round(giver.class, priority, before_pages + part_pages);
+            let given_pages = self.freed_pages().saturating_sub(before_pages);
+            giver.pages = giver.pages.saturating_sub(given_pages);
         }
     }
 
@@ -263,8 +264,7 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
-        let groups = groups(self.memory.lru.givers());
-        self.shrink_groups(reclaim_lock, &groups, wanted_pages, write_out)
+        self.shrink_all(reclaim_lock, &mut self.givers(), wanted_pages, write_out)
     }
 
     /// Frees about `wanted_pages` of one class.
@@ -275,19 +275,19 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
-        let group = Group::from_iter([Giver { class, order: 0, pages: u64::MAX }]);
-        self.shrink_groups(reclaim_lock, &[group], wanted_pages, write_out)
+        let mut giver = [Giver { class, order: 0, pages: u64::MAX }];
+        self.shrink_all(reclaim_lock, &mut giver, wanted_pages, write_out)
     }
 
-    fn shrink_groups(
+    fn shrink_all(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
-        groups: &[Group],
+        givers: &mut [Giver],
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
         let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(write_out));
-        for group in groups {
+        for group in groups(givers) {
             for priority in (0..=PRIORITY_MAX).rev() {
                 scan.round_of(group, priority, wanted_pages);
                 if scan.is_enough(wanted_pages) {
@@ -301,7 +301,7 @@ impl Reclaim {
     /// Frees about a round's clean pages, if the smallest share of the lists has them.
     pub(super) fn shrink_a_little(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(WriteOut::Nothing));
-        if let Some(group) = groups(self.memory.lru.givers()).first() {
+        if let Some(group) = groups(&mut self.givers()).next() {
             scan.round_of(group, PRIORITY_MAX, super::ROUND_PAGES);
         }
         scan.finish()
@@ -508,6 +508,7 @@ impl Reclaim {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::page::{Lookup, PAGE_BYTES};
+    use crate::reclaim::outcome::WriteOut;
     use crate::sync::{Ordering, test_hook};
     use crate::{Access, Cache, OpenOptions};
     use std::sync::mpsc;
@@ -556,6 +557,36 @@ mod tests {
         for page in written {
             file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
             assert_eq!(byte, [9], "page {page}");
+        }
+    }
+
+    /// One call asks for more than the class of the lowest order has above its floor, as often as
+    /// there are shares of its lists.
+    #[test]
+    fn a_class_gives_what_it_has_above_its_floor_whatever_is_asked_for() {
+        const INDEX_PAGES: u64 = 1024;
+        const FLOOR_PAGES: u64 = INDEX_PAGES - 40;
+        const BATCH_REST_PAGES: u64 = 31;
+        for others_order in [128, 0] {
+            let cache = Cache::builder().memory(16 << 20).readahead_max(0).build().unwrap();
+            let [index, table] = ["index", "table"].map(|name| cache.class(name).unwrap());
+            index.set_order(0);
+            table.set_order(others_order);
+            let sizes = [("index", INDEX_PAGES), ("table", 2 * INDEX_PAGES)];
+            let files = sizes.map(|(name, pages)| {
+                let disk = tempfile::tempfile().unwrap();
+                disk.set_len(pages * PAGE_BYTES).unwrap();
+                let file = cache.open_fd(disk.into(), &OpenOptions::new().class(name)).unwrap();
+                file.read_exact_at(&mut vec![0; (pages * PAGE_BYTES) as usize], 0).unwrap();
+                file
+            });
+            index.set_floor(FLOOR_PAGES * PAGE_BYTES).unwrap();
+            let reclaim = &files[0].handle.reclaim;
+            reclaim.memory.lru.drain_all(&reclaim.memory.folios);
+            let counts = reclaim.shrink(&reclaim.lock(), 1000, WriteOut::Nothing);
+            assert!(counts.reclaimed_pages >= 1000, "{counts:?}");
+            let resident_pages = index.stats().resident_bytes / PAGE_BYTES;
+            assert!(resident_pages >= FLOOR_PAGES - BATCH_REST_PAGES, "{resident_pages}");
         }
     }
 }

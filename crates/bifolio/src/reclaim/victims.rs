@@ -13,33 +13,36 @@ use arrayvec::ArrayVec;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-/// Classes of one order, with the pages that each has above its floor.
-pub(super) type Group = ArrayVec<Giver, CLASSES_MAX>;
+/// Returns the classes of one order after the other, the lowest first: those of the next order are
+/// asked when these gave too little.
+pub(super) fn groups(givers: &mut [Giver]) -> impl Iterator<Item = &mut [Giver]> {
+    givers.sort_by_key(|giver| giver.order);
+    givers.chunk_by_mut(|one, next| one.order == next.order)
+}
 
-/// Returns the classes that have pages above their floors in groups: one is asked when those before
-/// it gave too little. The lowest order is first. A class with less than a round's pages is in no
-/// group while others have more: scans would find little there, each time.
-pub(super) fn groups(givers: ArrayVec<Giver, CLASSES_MAX>) -> ArrayVec<Group, CLASSES_MAX> {
-    let mut givers = givers;
+/// Removes classes with less than a round's pages above their floors while others have more: scans
+/// would find little there, each time.
+fn leave_rests(givers: &mut ArrayVec<Giver, CLASSES_MAX>) {
     let has_round = |giver: &Giver| giver.pages >= ROUND_PAGES;
     let least_pages = if givers.iter().any(has_round) { ROUND_PAGES } else { 1 };
     givers.retain(|giver| giver.pages >= least_pages);
-    givers.sort_by_key(|giver| giver.order);
-    givers
-        .chunk_by(|one, next| one.order == next.order)
-        .map(|it| it.iter().copied().collect())
-        .collect()
 }
 
-/// Returns the part of `wanted_pages` that a class of a group gives: in proportion to its pages,
-/// rounded up, and no more than those.
-pub(super) fn part_of(giver: &Giver, group: &Group, wanted_pages: u64) -> u64 {
-    let group_pages = group.iter().map(|giver| giver.pages).sum::<u64>().max(1);
+/// Returns the part of `wanted_pages` that a class gives of a group with `group_pages`: in
+/// proportion to its pages, rounded up, and no more than those.
+pub(super) fn part_of(giver: &Giver, group_pages: u64, wanted_pages: u64) -> u64 {
     let part = u128::from(wanted_pages) * u128::from(giver.pages);
-    (part.div_ceil(u128::from(group_pages)) as u64).min(giver.pages)
+    (part.div_ceil(u128::from(group_pages.max(1))) as u64).min(giver.pages)
 }
 
 impl Reclaim {
+    /// Returns the classes that have pages above their floors.
+    pub(super) fn givers(&self) -> ArrayVec<Giver, CLASSES_MAX> {
+        let mut givers = self.memory.lru.givers();
+        leave_rests(&mut givers);
+        givers
+    }
+
     /// Counts a new folio of `inode` for the class of the file, and evicts pages of that class if
     /// it would pass its ceiling.
     ///
@@ -149,20 +152,22 @@ mod tests {
 
     #[test]
     fn the_lowest_order_gives_first_and_small_rests_are_left() {
+        let left = |givers: &[Giver]| {
+            let mut givers = givers.iter().copied().collect();
+            leave_rests(&mut givers);
+            let numbers = |group: &mut [Giver]| group.iter().map(|it| it.class.number()).collect();
+            groups(&mut givers).map(numbers).collect::<Vec<Vec<_>>>()
+        };
         let givers = [giver(0, 128, 900), giver(1, 200, 70), giver(2, 128, 100), giver(3, 1, 31)];
-        let groups = groups(givers.into_iter().collect());
-        let groups: Vec<Vec<_>> =
-            groups.iter().map(|group| group.iter().map(|it| it.class.number()).collect()).collect();
-        assert_eq!(groups, [vec![0, 2], vec![1]]);
-        let rests = [giver(0, 5, 0), giver(1, 4, 3)].into_iter().collect();
-        assert_eq!(super::groups(rests)[0][0].class.number(), 1, "no class has a round's pages");
+        assert_eq!(left(&givers), [vec![0, 2], vec![1]]);
+        let rests = [giver(0, 5, 0), giver(1, 4, 3)];
+        assert_eq!(left(&rests), [[1]], "no class has a round's pages");
     }
 
     #[test]
     fn parts_are_in_proportion_and_no_more_than_a_class_has() {
-        let group: Group = [giver(0, 0, 900), giver(1, 0, 100)].into_iter().collect();
-        let parts =
-            |wanted| [part_of(&group[0], &group, wanted), part_of(&group[1], &group, wanted)];
+        let group = [giver(0, 0, 900), giver(1, 0, 100)];
+        let parts = |wanted| group.map(|giver| part_of(&giver, 1000, wanted));
         assert_eq!(parts(32), [29, 4]);
         assert_eq!(parts(1), [1, 1]);
         assert_eq!(parts(2000), [900, 100]);
