@@ -148,6 +148,12 @@ pub(crate) fn dirty_bytes_max(bound_bytes: u64) -> u64 {
     bound_bytes / 3 * 2
 }
 
+/// Returns the most bytes of a bound that may be promised, to floors of classes and to reservations
+/// each: an eighth of it is left for pages.
+pub(crate) fn promised_bytes_max(bound_bytes: u64) -> u64 {
+    bound_bytes - bound_bytes / 8
+}
+
 pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
     check((MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes), "memory", || {
         format!(

@@ -1,15 +1,15 @@
 //! Classes of files, and memory of the program under the bound.
 
 use super::Cache;
+use crate::config;
 use crate::error::{Error, Result};
 use crate::memory::Limits;
 use crate::page::{CLASSES_MAX, ClassId, PAGE_BYTES};
 use crate::reclaim::Reclaim;
+use crate::sys::process::Origin;
 use std::fmt;
 use std::sync::Arc;
 
-/// Part of the bound that floors of classes leave free.
-const LEFT_DIVISOR: u64 = 8;
 const NAME_BYTES_MAX: usize = 255;
 
 /// A part of the memory of a cache, for the files that are opened in it
@@ -41,6 +41,7 @@ const NAME_BYTES_MAX: usize = 255;
 #[derive(Clone)]
 pub struct Class {
     reclaim: Arc<Reclaim>,
+    origin: Origin,
     id: ClassId,
 }
 
@@ -77,18 +78,20 @@ impl Class {
     /// when it is made. It is not reserved: while the class has less, others use it.
     ///
     /// If nothing above the floors can be evicted, since it is pinned or cannot be written, pages
-    /// below them are, before a call fails. A bound that is lowered later
-    /// ([`Cache::set_memory`]) does not change the floors.
+    /// below them are, before a call fails. So are those in the way of a lower bound
+    /// ([`Cache::set_memory`]) and of a reservation ([`Cache::reserve`]), which empty whole chunks;
+    /// neither changes the floors. Pages are evicted in batches: a class may be left with up to 31
+    /// fewer than its floor, until it reads others.
     ///
     /// # Errors
     /// More than the ceiling, or than what the floors of other classes leave of seven eighths of
-    /// the bound ([`ErrorKind::Config`](crate::ErrorKind::Config)).
+    /// the bound ([`ErrorKind::Config`](crate::ErrorKind::Config)); a forked child.
     pub fn set_floor(&self, bytes: u64) -> Result<()> {
         let pages = bytes / PAGE_BYTES;
         self.change(|limits, others_pages| {
             let bound_bytes = self.reclaim.memory.arena.bound_bytes();
-            let most_bytes = (bound_bytes - bound_bytes / LEFT_DIVISOR)
-                .saturating_sub(others_pages * PAGE_BYTES);
+            let most_bytes =
+                config::promised_bytes_max(bound_bytes).saturating_sub(others_pages * PAGE_BYTES);
             if bytes > most_bytes {
                 let problem = format!(
                     "a floor of {bytes} bytes is more than the {most_bytes} that the floors of \
@@ -116,7 +119,8 @@ impl Class {
     /// the next misses of the class. Blocks while another thread evicts pages.
     ///
     /// # Errors
-    /// Less than the floor, or than 64 KiB ([`ErrorKind::Config`](crate::ErrorKind::Config)).
+    /// Less than the floor, or than 64 KiB ([`ErrorKind::Config`](crate::ErrorKind::Config)); a
+    /// forked child.
     pub fn set_ceiling(&self, bytes: Option<u64>) -> Result<()> {
         self.change(|limits, _| {
             let pages = bytes.map_or(u64::MAX, |bytes| bytes / PAGE_BYTES);
@@ -138,18 +142,22 @@ impl Class {
 
     /// Sets the order in which classes that are above their floors give pages: one of a higher
     /// order gives when those of lower orders have no more than their floors. 128 when the class is
-    /// made, and always for files without a class.
+    /// made, and always for files without a class. Does nothing in a forked child.
     pub fn set_order(&self, order: u8) {
         let set = |limits: &mut Limits, _| {
             limits.order = order;
-            Ok::<(), std::convert::Infallible>(())
+            Ok(())
         };
-        let Ok(()) = self.reclaim.memory.lru.classes.change_limits(self.id, set);
+        // Fails only in a forked child.
+        let _is_set = self.change(set);
     }
 
     /// Returns a snapshot of the class: its limits, its memory, and what has happened to its pages.
-    /// Never blocks for storage.
+    /// Never blocks for storage. In a forked child everything is 0.
     pub fn stats(&self) -> ClassStats {
+        if self.origin.is_forked() {
+            return ClassStats::default();
+        }
         let classes = &self.reclaim.memory.lru.classes;
         let (limits, counts) = (classes.limits(self.id), classes.counts(self.id));
         ClassStats {
@@ -165,6 +173,9 @@ impl Class {
     }
 
     fn change(&self, change: impl FnOnce(&mut Limits, u64) -> Result<()>) -> Result<()> {
+        if self.origin.is_forked() {
+            return Err(Error::forked());
+        }
         self.reclaim.memory.lru.classes.change_limits(self.id, change)
     }
 }
@@ -177,6 +188,7 @@ const CEILING_PAGES_MIN: u64 = 16;
 #[must_use = "the memory counts until this is dropped"]
 pub struct Reserved {
     reclaim: Arc<Reclaim>,
+    origin: Origin,
     bytes: u64,
 }
 
@@ -196,8 +208,11 @@ impl Reserved {
     /// cache use the rest.
     ///
     /// # Errors
-    /// Those of [`Cache::reserve`]; then nothing changes.
+    /// Those of [`Cache::reserve`], and a forked child; then nothing changes.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
+        if self.origin.is_forked() {
+            return Err(Error::forked());
+        }
         if bytes > self.bytes {
             self.reclaim.reserve(bytes - self.bytes)?;
         } else {
@@ -210,7 +225,9 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.reclaim.end_reservation(self.bytes);
+        if !self.origin.is_forked() {
+            self.reclaim.end_reservation(self.bytes);
+        }
     }
 }
 
@@ -232,7 +249,13 @@ impl Cache {
             let most = CLASSES_MAX - 1;
             Error::config("class", format!("`{name}` would be one more than the {most} classes"))
         })?;
-        Ok(Class { reclaim: Arc::clone(reclaim), id })
+        Ok(self.class_of(id))
+    }
+
+    fn class_of(&self, id: ClassId) -> Class {
+        let registry = &self.inner.registry;
+        let origin = registry.host.cache_state.origin();
+        Class { reclaim: Arc::clone(&registry.reclaim), origin, id }
     }
 
     /// Returns a snapshot of each class, in the order in which they were made. Empty in a forked
@@ -243,7 +266,7 @@ impl Cache {
         }
         let reclaim = &self.inner.registry.reclaim;
         let classes = reclaim.memory.lru.classes.all().filter(|id| !id.is_default());
-        classes.map(|id| Class { reclaim: Arc::clone(reclaim), id }.stats()).collect()
+        classes.map(|id| self.class_of(id).stats()).collect()
     }
 
     /// Counts `bytes` of the program's own memory within the bound, until the result is dropped:
@@ -264,8 +287,9 @@ impl Cache {
     /// ```
     pub fn reserve(&self, bytes: u64) -> Result<Reserved> {
         self.inner.registry.check()?;
-        let reclaim = &self.inner.registry.reclaim;
-        reclaim.reserve(bytes)?;
-        Ok(Reserved { reclaim: Arc::clone(reclaim), bytes })
+        let registry = &self.inner.registry;
+        registry.reclaim.reserve(bytes)?;
+        let origin = registry.host.cache_state.origin();
+        Ok(Reserved { reclaim: Arc::clone(&registry.reclaim), origin, bytes })
     }
 }

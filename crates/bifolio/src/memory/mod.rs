@@ -204,6 +204,11 @@ impl CacheState {
         self.origin.is_forked()
     }
 
+    /// Returns the process that the cache belongs to, for what outlives this.
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
+    }
+
     /// Counts a map; the caller then checks the state.
     pub(crate) fn begin_map(&self) {
         // Relaxed: a close changes the same word, so one of the two sees the other.

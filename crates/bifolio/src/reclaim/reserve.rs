@@ -2,13 +2,12 @@
 //! that other calls do not take what was freed for a large reservation.
 
 use super::Reclaim;
+use crate::config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Ordering;
 
 /// Bytes charged at once: as much as a round frees at least, where no chunk can be emptied.
 const PIECE_BYTES: u64 = 32 << 10;
-/// Part of the bound that reservations leave for pages.
-const LEFT_DIVISOR: u64 = 8;
 
 impl Reclaim {
     /// Charges `bytes` of the program's memory. Evicts pages, and waits for others to be written.
@@ -18,7 +17,7 @@ impl Reclaim {
     /// nothing is charged.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let bound_bytes = self.memory.arena.bound_bytes();
-        let most_bytes = bound_bytes - bound_bytes / LEFT_DIVISOR;
+        let most_bytes = config::promised_bytes_max(bound_bytes);
         let added = |before: u64| before.checked_add(bytes).filter(|all| *all <= most_bytes);
         // Relaxed, here and below: only a count. It is raised first, so that two calls do not both
         // take what is left.
@@ -52,7 +51,7 @@ impl Reclaim {
     /// Fails if a bound leaves too little beside what is reserved.
     pub(super) fn check_reserved(&self, bound_bytes: u64) -> Result<()> {
         let reserved_bytes = self.memory.reserved_bytes.load(Ordering::Relaxed);
-        if reserved_bytes <= bound_bytes - bound_bytes / LEFT_DIVISOR {
+        if reserved_bytes <= config::promised_bytes_max(bound_bytes) {
             return Ok(());
         }
         let text = format!("the program has reserved {reserved_bytes} bytes (Cache::reserve)");

@@ -12,6 +12,7 @@
 use crate::support::{assert_same, directory, random_file, read, read_all, run_alone, writable};
 use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File, OpenOptions, Result, Stats};
 use bifolio_testing::{Call, Fault};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const VARIABLE: &str = "BIFOLIO_TEST_FORK";
 /// The child is killed after this many seconds.
@@ -122,6 +123,53 @@ fn dropping_child() {
     cache.close().unwrap();
 }
 
+/// The child uses a class and memory that it inherited, while another thread of the parent holds the
+/// locks that they take.
+fn classed_child() {
+    const MIB: u64 = 1 << 20;
+    let cache = Cache::builder().memory(16 * MIB).build().unwrap();
+    let class = cache.class("index").unwrap();
+    class.set_floor(4 * MIB).unwrap();
+    let mut inherited = Some(cache.reserve(MIB).unwrap());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let class = cache.class("other").unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                class.set_order(7);
+                class.set_ceiling(Some(8 * MIB)).unwrap();
+                drop(cache.reserve(MIB).unwrap());
+            }
+        });
+        // A lock is held at some of many forks.
+        let failed = (0..100).find_map(|_| {
+            let status = in_child(|| {
+                let mut reserved = inherited.take().unwrap();
+                class.set_order(1);
+                let answers = [
+                    is_forked(class.set_floor(0)),
+                    is_forked(class.set_ceiling(None)),
+                    is_forked(reserved.resize(0)),
+                    is_forked(reserved.resize(2 * MIB)),
+                    class.stats() == bifolio::ClassStats::default(),
+                    reserved.bytes() == MIB,
+                ];
+                drop(reserved);
+                answers.iter().position(|answer| !answer).map_or(0, |call| call as i32 + 1)
+            });
+            (status != 0).then_some(status)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(failed, None, "number of the call");
+    });
+    let stats = class.stats();
+    assert_eq!((stats.floor_bytes, stats.order), (4 * MIB, 128));
+    assert_eq!(cache.stats().memory.reserved_bytes, MIB);
+    drop(inherited);
+    assert_eq!(cache.stats().memory.reserved_bytes, 0);
+    cache.close().unwrap();
+}
+
 /// The child drops a map while a fault on it is being served.
 fn dropping_mapped_child() {
     if !crate::support::files_can_be_mapped() {
@@ -192,10 +240,11 @@ fn a_forked_child_gets_errors_and_the_parent_goes_on() {
         Ok("errors") => parent(Cache::builder()),
         Ok("masked") => parent(masked()),
         Ok("dropping") => dropping_child(),
+        Ok("classed") => classed_child(),
         Ok("mapped") => dropping_mapped_child(),
         Ok("unpinning") => unpinning_child(),
         _ => {
-            for value in ["errors", "masked", "dropping", "mapped", "unpinning"] {
+            for value in ["errors", "masked", "dropping", "classed", "mapped", "unpinning"] {
                 run_alone(
                     "fork::a_forked_child_gets_errors_and_the_parent_goes_on",
                     VARIABLE,
