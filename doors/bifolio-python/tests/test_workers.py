@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +51,18 @@ def test_a_pool_of_workers_reads(path: str, method: str) -> None:
     array[5] = 7
     cache.close()
     assert np.load(path)[5, 0] == 7
+
+
+def test_a_copy_in_the_same_process_does_not_keep_the_cache(path: str) -> None:
+    np.save(path, np.arange(1000))
+    cache = bifolio.Cache("16 MiB")
+    array = cache.open_array(path + ".npy")
+    copies = [copy.copy(array), pickle.loads(pickle.dumps(array))]
+    assert all(found.cache is cache for found in copies)
+    gone = weakref.ref(cache)
+    del copies, array, cache
+    gc.collect()
+    assert gone() is None
 
 
 def looked(array: Any) -> tuple[int, int, int, list[str]]:

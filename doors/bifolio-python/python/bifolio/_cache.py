@@ -436,6 +436,9 @@ def restore_cache(
             cache = Cache.__new__(Cache)
             cache._start(worker_memory, worker_memory, flush_seconds, name, is_worker=True)
             cache._result_bytes_max = result_bytes_max
+        elif not cache._is_worker and cache._generation == Cache._process.generation:
+            # A copy beside the original, which keeps it as long as the program wants.
+            return cache
         # The one that was used last is last.
         _restored.pop(name, None)
         _restored[name] = cache
