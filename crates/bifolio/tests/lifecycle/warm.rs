@@ -326,10 +326,19 @@ fn a_file_that_was_replaced_is_left_alone_and_one_that_changed_is_not() {
     }
 }
 
-fn faulty(directory: &TempDir) -> (Arc<FaultyBacking>, Vec<u8>, PathBuf) {
+/// Returns a backing and its bytes, and a list of the pages of it that a cache had in memory.
+fn faulty(
+    directory: &TempDir,
+    pages: impl IntoIterator<Item = u64>,
+) -> (Arc<FaultyBacking>, Vec<u8>, PathBuf) {
     let bytes = fill_bytes(3, LENGTH);
     let memory = MemoryBacking::new(bytes.clone()).identified(FileIdentity::custom(7, 7));
-    (Arc::new(FaultyBacking::new(memory)), bytes, directory.path().join("hot"))
+    let (backing, list) = (Arc::new(FaultyBacking::new(memory)), directory.path().join("hot"));
+    let cache = cache_of(16 << 20);
+    let file = open_faulty(&cache, &backing);
+    touch(&file, pages);
+    cache.save_hot(&list).unwrap();
+    (backing, bytes, list)
 }
 
 fn open_faulty(cache: &Cache, backing: &Arc<FaultyBacking>) -> File {
@@ -342,12 +351,7 @@ fn open_faulty(cache: &Cache, backing: &Arc<FaultyBacking>) -> File {
 #[test]
 fn a_file_that_is_closed_meanwhile_is_continued_at_its_next_open() {
     let directory = directory();
-    let (backing, bytes, list) = faulty(&directory);
-    let cache = cache_of(16 << 20);
-    let file = open_faulty(&cache, &backing);
-    touch(&file, (0..2000).step_by(2));
-    cache.save_hot(&list).unwrap();
-    drop((file, cache));
+    let (backing, bytes, list) = faulty(&directory, (0..2000).step_by(2));
     let cache = cache_of(16 << 20);
     let restore = cache.restore_hot(&list).unwrap();
     let mut rounds = 0;
@@ -375,12 +379,7 @@ fn a_file_that_is_closed_meanwhile_is_continued_at_its_next_open() {
 #[test]
 fn a_restore_ends_with_its_cache_even_if_the_device_hangs() {
     let directory = directory();
-    let (backing, _, list) = faulty(&directory);
-    let cache = cache_of(16 << 20);
-    let file = open_faulty(&cache, &backing);
-    touch(&file, 0..1000);
-    cache.save_hot(&list).unwrap();
-    drop((file, cache));
+    let (backing, _, list) = faulty(&directory, 0..1000);
 
     let idle = cache_of(16 << 20);
     let restore = idle.restore_hot(&list).unwrap();
@@ -416,12 +415,7 @@ fn a_restore_ends_with_its_cache_even_if_the_device_hangs() {
 #[test]
 fn pages_that_cannot_be_read_are_left_out() {
     let directory = directory();
-    let (backing, bytes, list) = faulty(&directory);
-    let cache = cache_of(16 << 20);
-    let file = open_faulty(&cache, &backing);
-    touch(&file, (0..1000).step_by(2));
-    cache.save_hot(&list).unwrap();
-    drop((file, cache));
+    let (backing, bytes, list) = faulty(&directory, (0..1000).step_by(2));
     let cache = cache_of(16 << 20);
     let file = open_faulty(&cache, &backing);
     backing.inject(Fault::on(Call::Read).at(100 * PAGE..200 * PAGE).forever().fails(libc::EIO));

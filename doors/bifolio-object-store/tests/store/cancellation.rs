@@ -254,12 +254,7 @@ async fn a_read_that_is_leaked_while_it_asks_for_the_version_holds_up_no_other()
     let (store, location) = (TestStore::new(), Path::from("a"));
     put(&store, &location, &bytes(0, 3 * PART as usize)).await;
     let cached = builder(&store, &cache()).build().unwrap();
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
-    store.decide(move |request| match request.head {
-        true => Fate::Hold(Arc::clone(&held)),
-        false => Fate::Answer,
-    });
+    let gate = store.hold_heads();
     for is_leaked in [false, true] {
         let (first, is_over) = after_polls(cached.get_range(&location, 0..PART), 3).await;
         assert!(!is_over && store.heads() > 0);
@@ -282,12 +277,7 @@ async fn readers_of_an_unknown_object_share_the_request_for_its_version() {
     let (store, location) = (TestStore::new(), Path::from("a"));
     put(&store, &location, &bytes(0, 3 * PART as usize)).await;
     let cached = builder(&store, &cache()).build().unwrap();
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
-    store.decide(move |request| match request.head {
-        true => Fate::Hold(Arc::clone(&held)),
-        false => Fate::Answer,
-    });
+    let gate = store.hold_heads();
     let reads = [(); 8].map(|()| {
         let (cached, location) = (cached.clone(), location.clone());
         tokio::spawn(async move { cached.get_range(&location, 0..3 * PART).await })

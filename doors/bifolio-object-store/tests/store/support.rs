@@ -98,11 +98,20 @@ impl TestStore {
 
     /// Holds requests for bytes until a permit is added.
     pub fn hold_gets(&self) -> Arc<Semaphore> {
+        self.hold(|request| !request.head)
+    }
+
+    /// Holds requests for metadata until a permit is added.
+    pub fn hold_heads(&self) -> Arc<Semaphore> {
+        self.hold(|request| request.head)
+    }
+
+    fn hold(&self, is_held: impl Fn(&Request) -> bool + Send + 'static) -> Arc<Semaphore> {
         let gate = Arc::new(Semaphore::new(0));
         let held = Arc::clone(&gate);
-        self.decide(move |request| match request.head {
-            true => Fate::Answer,
-            false => Fate::Hold(Arc::clone(&held)),
+        self.decide(move |request| match is_held(request) {
+            true => Fate::Hold(Arc::clone(&held)),
+            false => Fate::Answer,
         });
         gate
     }
