@@ -16,6 +16,7 @@
 
 use parking_lot::lock_api;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self, PoisonError, WaitTimeoutResult};
 use std::time::{Duration, Instant};
 
@@ -77,17 +78,40 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
+/// A condition variable that calls the kernel only if a thread waits, as that of `parking_lot`.
+///
+/// As there, a notification wakes the threads that wait when it is made. So what they wait for
+/// changes under their mutex, or is looked at again after a time.
 #[derive(Debug, Default)]
-pub(crate) struct Condvar(sync::Condvar);
+pub(crate) struct Condvar {
+    changed: sync::Condvar,
+    /// Threads between the release of their mutex and its return.
+    waiting: AtomicUsize,
+}
 
 impl Condvar {
     pub(crate) const fn new() -> Self {
-        Self(sync::Condvar::new())
+        Self { changed: sync::Condvar::new(), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Calls `wait`, which releases the mutex that the caller holds. Counted before that: a thread
+    /// that locks the mutex afterwards, and then notifies, sees the count.
+    fn counted<R>(&self, wait: impl FnOnce(&sync::Condvar) -> R) -> R {
+        // Relaxed, here and below: ordered by the mutex.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let result = wait(&self.changed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         if let Some(inner) = guard.guard.take() {
-            guard.guard = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+            let waited = self.counted(|changed| changed.wait(inner));
+            guard.guard = Some(waited.unwrap_or_else(PoisonError::into_inner));
         }
     }
 
@@ -97,8 +121,8 @@ impl Condvar {
         time: Duration,
     ) -> WaitTimeoutResult {
         let inner = guard.guard.take().expect("a guard outside of a wait");
-        let (inner, result) =
-            self.0.wait_timeout(inner, time).unwrap_or_else(PoisonError::into_inner);
+        let waited = self.counted(|changed| changed.wait_timeout(inner, time));
+        let (inner, result) = waited.unwrap_or_else(PoisonError::into_inner);
         guard.guard = Some(inner);
         result
     }
@@ -112,11 +136,15 @@ impl Condvar {
     }
 
     pub(crate) fn notify_one(&self) {
-        self.0.notify_one();
+        if self.has_waiting() {
+            self.changed.notify_one();
+        }
     }
 
     pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
+        if self.has_waiting() {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -125,6 +153,8 @@ struct Holders {
     readers: usize,
     has_writer: bool,
     writers_waiting: usize,
+    /// Threads that wait for a change: readers and writers.
+    waiting: usize,
 }
 
 pub(crate) type RwLock<T> = lock_api::RwLock<RawLock, T>;
@@ -142,8 +172,20 @@ impl RawLock {
     }
 
     fn wait_while(&self, is_busy: impl Fn(&Holders) -> bool) -> sync::MutexGuard<'_, Holders> {
-        let waited = self.changed.wait_while(self.holders(), |holders| is_busy(holders));
-        waited.unwrap_or_else(PoisonError::into_inner)
+        let mut holders = self.holders();
+        while is_busy(&holders) {
+            holders.waiting += 1;
+            holders = self.changed.wait(holders).unwrap_or_else(PoisonError::into_inner);
+            holders.waiting -= 1;
+        }
+        holders
+    }
+
+    /// Wakes all that wait. A lock that nobody waits for costs no call of the kernel.
+    fn notify(&self, holders: &Holders) {
+        if holders.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -151,7 +193,12 @@ impl RawLock {
 unsafe impl lock_api::RawRwLock for RawLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "the value of a new lock")]
     const INIT: Self = Self {
-        holders: sync::Mutex::new(Holders { readers: 0, has_writer: false, writers_waiting: 0 }),
+        holders: sync::Mutex::new(Holders {
+            readers: 0,
+            has_writer: false,
+            writers_waiting: 0,
+            waiting: 0,
+        }),
         changed: sync::Condvar::new(),
     };
     type GuardMarker = lock_api::GuardNoSend;
@@ -171,7 +218,7 @@ unsafe impl lock_api::RawRwLock for RawLock {
         let mut holders = self.holders();
         holders.readers -= 1;
         if holders.readers == 0 {
-            self.changed.notify_all();
+            self.notify(&holders);
         }
     }
 
@@ -190,8 +237,9 @@ unsafe impl lock_api::RawRwLock for RawLock {
     }
 
     unsafe fn unlock_exclusive(&self) {
-        self.holders().has_writer = false;
-        self.changed.notify_all();
+        let mut holders = self.holders();
+        holders.has_writer = false;
+        self.notify(&holders);
     }
 }
 
@@ -212,7 +260,7 @@ unsafe impl lock_api::RawRwLockRecursive for RawLock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn readers_and_writers_exclude_each_other() {
