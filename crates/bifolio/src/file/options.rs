@@ -265,11 +265,7 @@ impl OpenOptions {
     /// Returns the length for which the table of a file of `len_bytes` bytes is reserved.
     pub(crate) fn len_max_bytes(&self, len_bytes: u64) -> Result<u64> {
         let chosen = self.len_max_bytes.unwrap_or_else(|| {
-            let least =
-                if self.mappable { MAPPABLE_LEN_MAX_BYTES_DEFAULT } else { LEN_MAX_BYTES_DEFAULT };
-            let growing = len_bytes.saturating_mul(4).max(least);
-            // Also for a reader: a writer may come later.
-            let wanted = if self.immutable { len_bytes } else { growing };
+            let wanted = self.len_max_bytes_wanted(len_bytes);
             let part_bytes = memory::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
             let bytes_for_each = if self.mappable { 1 } else { TABLE_DIVISOR };
             let room_bytes = part_bytes.saturating_mul(bytes_for_each);
@@ -277,6 +273,26 @@ impl OpenOptions {
         });
         check_len_max(chosen, len_bytes)?;
         Ok(chosen)
+    }
+
+    /// Returns the maximum that a file of this length gets if there is address space for it.
+    fn len_max_bytes_wanted(&self, len_bytes: u64) -> u64 {
+        if self.immutable {
+            return len_bytes;
+        }
+        // Also for a reader: a writer may come later.
+        let least =
+            if self.mappable { MAPPABLE_LEN_MAX_BYTES_DEFAULT } else { LEN_MAX_BYTES_DEFAULT };
+        len_bytes.saturating_mul(4).max(least)
+    }
+
+    /// Returns `true` if a file that was opened with a maximum of `len_max_bytes` has what these
+    /// options ask for.
+    pub(crate) fn fits_len_max(&self, len_bytes: u64, len_max_bytes: u64) -> bool {
+        // The limit of the address space is looked at, with a call of the kernel, only if it can
+        // make a difference.
+        self.len_max_bytes.is_none() && self.len_max_bytes_wanted(len_bytes) <= len_max_bytes
+            || self.len_max_bytes(len_bytes).is_ok_and(|wanted_bytes| wanted_bytes <= len_max_bytes)
     }
 
     pub(crate) fn disk_options(&self) -> DiskOptions {

@@ -162,7 +162,7 @@ impl DiskFile {
             let opened = open_file(&path, mode);
             unused.push(buffered);
             buffered = opened.map_err(system)?;
-            file::set_blocking(buffered.as_fd()).map_err(system)?;
+            file::set_blocking(buffered.as_fd(), false).map_err(system)?;
         }
         let opened =
             OpenedDisk { path: &path, name: name.clone(), buffered, identity, is_given: true };
@@ -253,7 +253,7 @@ impl OpenedDisk<'_> {
         let chosen = match chosen {
             Ok(direct) => {
                 let judged = FileIdentity::of_file(&direct.descriptor).and_then(|identity| {
-                    file::set_blocking(direct.descriptor.as_fd())?;
+                    file::set_blocking(direct.descriptor.as_fd(), true)?;
                     Ok(identity == self.identity)
                 });
                 if !matches!(judged, Ok(true)) {
@@ -395,7 +395,7 @@ fn open_buffered(
     let look = || {
         let status = file::status(descriptor.as_fd()).map_err(system)?;
         check_descriptor(path, descriptor.as_fd(), status.other_kind)?;
-        file::set_blocking(descriptor.as_fd()).map_err(system)?;
+        file::set_blocking(descriptor.as_fd(), false).map_err(system)?;
         Ok(FileIdentity::of(status))
     };
     match look() {

@@ -235,10 +235,12 @@ pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Makes transfers of a file opened by [`open`] block again, as a regular file should.
-pub(crate) fn set_blocking(file: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = rustix::fs::fcntl_getfl(file)?;
-    Ok(rustix::fs::fcntl_setfl(file, flags.difference(OFlags::NONBLOCK))?)
+/// Makes transfers of a file that [`open`] opened, with this `direct`, block again, as a regular
+/// file should.
+pub(crate) fn set_blocking(file: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
+    // All flags that can be set: it has no other one.
+    let flags = if direct { OFlags::DIRECT } else { OFlags::empty() };
+    Ok(rustix::fs::fcntl_setfl(file, flags)?)
 }
 
 /// Returns what the file at `path` is, if it is not a regular one, without opening it.
@@ -426,7 +428,7 @@ mod tests {
         named.write_all(b"abc").unwrap();
         let file = open(named.path(), READ).unwrap();
         assert!(fcntl_getfd(&file).unwrap().contains(FdFlags::CLOEXEC));
-        set_blocking(file.as_fd()).unwrap();
+        set_blocking(file.as_fd(), false).unwrap();
         assert!(!rustix::fs::fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
         let status = status(file.as_fd()).unwrap();
         assert_eq!((status.other_kind, status.length_bytes), (None, 3));

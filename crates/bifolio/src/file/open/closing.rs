@@ -150,12 +150,11 @@ impl Registry {
             return None;
         };
         let fits = |inode: &Inode| {
-            let len_max_bytes = options.len_max_bytes(inode.mapping.len_bytes());
             !options.mappable
                 && options.codec.is_none()
                 && options.folio_bytes == inode.mapping.folio_bytes()
                 && self.class_of(options).is_ok_and(|it| it.unwrap_or_default() == inode.class)
-                && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes())
+                && options.fits_len_max(inode.mapping.len_bytes(), inode.len_max_bytes())
         };
         match backing.watchable().filter(|_| !options.write) {
             Some(file) => {
