@@ -10,7 +10,7 @@ use crate::descriptors::Key;
 use crate::fork::Mutex;
 use bifolio::backing::{
     Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf,
-    IoBufMut, IoRequest, Submission,
+    IoBufMut, IoRequest, Operation, Submission,
 };
 use std::io;
 use std::ops::Range;
@@ -48,10 +48,24 @@ struct Begun {
     bytes: Range<u64>,
     /// That of the lock under which it began; 0 without.
     lock: u64,
+    maker: Maker,
+}
+
+/// Who makes a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    /// A call of this backing.
+    Call,
+    /// The cache itself, through a ring; or a call after all, which takes the note over.
+    Ring,
 }
 
 /// Ranges of a list that are kept one by one; with more, it has all bytes.
 const RANGES_MAX: usize = 256;
+
+fn range(position: u64, length: usize) -> Range<u64> {
+    position..position.saturating_add(length as u64)
+}
 
 fn add(ranges: &mut Vec<Range<u64>>, bytes: Range<u64>) {
     let count = ranges.len();
@@ -94,25 +108,35 @@ impl Noted {
         self.0.lock().is_locked = false;
     }
 
-    /// Calls `read`, which reads `length` bytes at `position`.
-    fn noting<T>(&self, position: u64, length: usize, read: impl FnOnce() -> T) -> T {
-        let bytes = position..position.saturating_add(length as u64);
-        let lock = {
-            let mut noted = self.0.lock();
-            let lock = if noted.is_locked { noted.locks } else { 0 };
-            noted.in_flight.push(Begun { bytes: bytes.clone(), lock });
-            lock
-        };
+    /// Calls `read`, which reads these bytes.
+    fn noting<T>(&self, bytes: Range<u64>, read: impl FnOnce() -> T) -> T {
+        self.begin(bytes.clone(), Maker::Call);
         let answer = read();
-        let mut noted = self.0.lock();
-        let begun = Begun { bytes, lock };
-        if let Some(at) = noted.in_flight.iter().position(|other| *other == begun) {
-            noted.in_flight.swap_remove(at);
-        }
-        if !noted.is_locked || lock != noted.locks {
-            add(&mut noted.untrusted, begun.bytes);
-        }
+        self.end(bytes, Maker::Call);
         answer
+    }
+
+    fn begin(&self, bytes: Range<u64>, maker: Maker) {
+        let mut noted = self.0.lock();
+        // There are never two reads of the same bytes.
+        let is_submitted = |begun: &&mut Begun| begun.bytes == bytes && begun.maker == Maker::Ring;
+        if let Some(submitted) = noted.in_flight.iter_mut().find(is_submitted) {
+            submitted.maker = maker;
+            return;
+        }
+        let lock = if noted.is_locked { noted.locks } else { 0 };
+        noted.in_flight.push(Begun { bytes, lock, maker });
+    }
+
+    fn end(&self, bytes: Range<u64>, maker: Maker) {
+        let mut noted = self.0.lock();
+        let is_it = |begun: &Begun| begun.bytes == bytes && begun.maker == maker;
+        let found = noted.in_flight.iter().position(is_it);
+        let begun = found.map(|at| noted.in_flight.swap_remove(at));
+        let is_trusted = |begun: Begun| noted.is_locked && begun.lock == noted.locks;
+        if !begun.is_some_and(is_trusted) {
+            add(&mut noted.untrusted, bytes);
+        }
     }
 
     /// Notes bytes that this process has written under its exclusive lock.
@@ -140,8 +164,8 @@ impl AsFd for Reads {
 
 impl Backing for Reads {
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
-        let length = target.len();
-        self.noted.noting(position_bytes, length, || self.disk.read_at(target, position_bytes))
+        let bytes = range(position_bytes, target.len());
+        self.noted.noting(bytes, || self.disk.read_at(target, position_bytes))
     }
 
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
@@ -179,18 +203,29 @@ impl DirectBacking for Reads {
         targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        let length = targets.iter().map(|target| target.len()).sum();
-        let read = || self.disk.read_vectored_at(targets, position_bytes);
-        self.noted.noting(position_bytes, length, read)
+        let bytes = range(position_bytes, targets.iter().map(|target| target.len()).sum());
+        self.noted.noting(bytes, || self.disk.read_vectored_at(targets, position_bytes))
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         self.disk.write_vectored_at(sources, position_bytes)
     }
 
-    /// Returns none: what a ring reads would not be noted.
-    fn submission(&self, _: &IoRequest) -> Option<Submission<'_>> {
-        None
+    /// Notes a read that the cache is about to make. If it then makes a call instead, the call
+    /// takes the note over.
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        let submission = self.disk.submission(request)?;
+        if request.operation == Operation::Read {
+            self.noted.begin(range(request.position_bytes, request.length_bytes), Maker::Ring);
+        }
+        Some(submission)
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        if request.operation == Operation::Read {
+            self.noted.end(range(request.position_bytes, request.length_bytes), Maker::Ring);
+        }
+        self.disk.completed(request, answer)
     }
 
     fn sync_all(&self) -> io::Result<()> {
@@ -229,7 +264,7 @@ mod tests {
     #[test]
     fn reads_without_the_lock_or_across_its_end_are_not_trusted() {
         let reads = Noted::default();
-        let read = |position| reads.noting(position, 10, || ());
+        let read = |position| reads.noting(position..position + 10, || ());
         let only = |position| Vec::from_iter(std::iter::once(position..position + 10));
         assert_eq!(reads.lock(), []);
         read(0);
@@ -238,9 +273,9 @@ mod tests {
         reads.unlock();
         read(100);
         assert_eq!(reads.lock(), only(100), "without");
-        reads.noting(200, 10, || reads.unlock());
+        reads.noting(200..210, || reads.unlock());
         assert_eq!(reads.lock(), only(200), "it ended first");
-        reads.noting(300, 10, || {
+        reads.noting(300..310, || {
             reads.unlock();
             assert_eq!(reads.lock(), only(300), "in flight");
         });
@@ -249,6 +284,36 @@ mod tests {
         reads.unlock();
         (0..1000).for_each(|number| read(number * 100));
         assert_eq!(reads.lock()[0], 0..u64::MAX >> 1);
+    }
+
+    #[test]
+    fn reads_of_a_ring_are_noted_from_their_submission_to_their_completion() {
+        let noted = Noted::default();
+        let submit = |position| noted.begin(position..position + 10, Maker::Ring);
+        let only = |position| Vec::from_iter(std::iter::once(position..position + 10));
+        let complete = |position| noted.end(position..position + 10, Maker::Ring);
+        noted.lock();
+        submit(0);
+        complete(0);
+        submit(100);
+        noted.unlock();
+        assert_eq!(noted.lock(), only(100), "in flight");
+        complete(100);
+        noted.unlock();
+        assert_eq!(noted.lock(), only(100), "it began under another lock");
+        // No ring is to be had: the cache calls.
+        submit(200);
+        noted.unlock();
+        noted.lock();
+        noted.noting(200..210, || ());
+        noted.unlock();
+        assert_eq!(noted.lock(), only(200), "it began when it was submitted");
+        submit(300);
+        noted.noting(300..310, || ());
+        noted.unlock();
+        assert_eq!(noted.lock(), [], "no note is left");
+        complete(400);
+        assert_eq!(noted.lock(), only(400), "of nothing known");
     }
 
     /// Another process rolls back a transaction that failed.
