@@ -22,6 +22,7 @@ use bifolio::backing::DiskFile;
 use bifolio::{DirectIo, Error, OpenOptions};
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::fs::Metadata;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -39,8 +40,11 @@ pub(crate) struct Key {
 
 impl Key {
     pub(crate) fn of(path: &Path) -> Option<Self> {
-        let found = std::fs::metadata(path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino() })
+        std::fs::metadata(path).ok().as_ref().map(Self::of_metadata)
+    }
+
+    pub(crate) fn of_metadata(found: &Metadata) -> Self {
+        Self { device: found.dev(), inode: found.ino() }
     }
 
     pub(crate) fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
@@ -49,7 +53,7 @@ impl Key {
     }
 }
 
-fn status(file: BorrowedFd<'_>) -> io::Result<libc::stat> {
+pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<libc::stat> {
     let mut found = MaybeUninit::zeroed();
     // SAFETY: an open file, and memory for the answer.
     if unsafe { libc::fstat(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {

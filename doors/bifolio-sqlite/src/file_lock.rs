@@ -36,6 +36,7 @@ const RESERVED: Bytes = (0x4000_0001, 1);
 const SHARED: Bytes = (0x4000_0002, 510);
 /// `PENDING` and `RESERVED`.
 const WRITERS: Bytes = (0x4000_0000, 2);
+/// `PENDING`, `RESERVED` and `SHARED`, which follow each other.
 const ALL: Bytes = (0x4000_0000, 512);
 
 /// Kinds of locks, as the kernel's struct has them.
@@ -95,10 +96,18 @@ impl FileLock<'_> {
         if self.set(WRITE, SHARED)? { Ok(()) } else { Err(Denied::Readers) }
     }
 
+    /// Takes all bytes of the lock, if nothing else has any of them.
+    pub(crate) fn own_alone(self) -> bool {
+        self.set(WRITE, ALL) == Ok(true)
+    }
+
     /// Lowers the lock to `level`: `SHARED` or `NONE`. What the kernel refuses to unlock stays.
     pub(crate) fn lower(self, level: c_int) {
-        let kind = if level >= sqlite::LOCK_SHARED { READ } else { NONE };
-        let _ = self.set(kind, SHARED);
+        if level < sqlite::LOCK_SHARED {
+            let _ = self.set(NONE, ALL);
+            return;
+        }
+        let _ = self.set(READ, SHARED);
         let _ = self.set(NONE, WRITERS);
     }
 

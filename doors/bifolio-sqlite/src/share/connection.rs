@@ -53,6 +53,9 @@ pub(crate) struct Connection {
     has_asked_index: bool,
     /// Level of its lock: that of the last call that succeeded.
     level: c_int,
+    /// The kernel has no more than the lock of that level: nothing was attempted since it was
+    /// lowered.
+    is_lowered: bool,
     regions: Regions,
     /// Result of the last W1.
     checked: Option<Checked>,
@@ -93,6 +96,7 @@ impl Connection {
             index: Use::default(),
             has_asked_index: false,
             level: sqlite::LOCK_NONE,
+            is_lowered: true,
             regions: Regions::default(),
             checked: None,
             restarting: None,
@@ -140,12 +144,23 @@ impl Connection {
         }
     }
 
+    /// Returns the size of the file that the last W1 has found, in a transaction that reads beside
+    /// an empty log: its slot keeps others from a checkpoint, and from replacing the file.
+    fn stamped_bytes(&self) -> Option<i64> {
+        let reads_alone = !self.index.is_idle() && !self.is_writer && !self.is_checkpointing;
+        let checked = self.checked.as_ref()?;
+        checked.file_bytes().filter(|_| reads_alone && self.level == sqlite::LOCK_SHARED)
+    }
+
     /// Returns `true` if [`Self::check_log`] would find nothing.
     fn is_checked(&self) -> bool {
         let (Some(own), Some(checked)) = (&self.own, &self.checked) else { return false };
+        // Without a slot, SQLite reads no page before another barrier, which it passes with one.
+        // While it has one, no program can replace the file.
+        let stamped = (!self.index.is_idle()).then(|| own.file());
         self.level < sqlite::LOCK_EXCLUSIVE
             && !self.regions.is_empty()
-            && self.database.is_checked(checked, &self.regions, own.file())
+            && self.database.is_checked(checked, &self.regions, stamped)
     }
 }
 
@@ -243,7 +258,10 @@ impl Methods for Connection {
     /// # Safety
     /// `size` is a variable.
     unsafe fn file_size(&mut self, size: *mut i64) -> Answer {
-        let found = self.system().size()?;
+        let found = match self.stamped_bytes() {
+            Some(bytes) => bytes,
+            None => self.system().size()?,
+        };
         // SAFETY: the contract.
         unsafe { size.write(found) };
         Ok(())
@@ -254,6 +272,7 @@ impl Methods for Connection {
             return Ok(());
         }
         let Self { own: Some(own), database, .. } = self else { return Err(sqlite::IOERR_LOCK) };
+        self.is_lowered = false;
         if self.level == sqlite::LOCK_NONE {
             own.lock().share().map_err(|denied| denied.code())?;
             database.enter(&mut own.system).inspect_err(|_| own.lock().lower(sqlite::LOCK_NONE))?;
@@ -285,9 +304,12 @@ impl Methods for Connection {
                 database.exit();
             }
             self.level = level;
+        } else if self.is_lowered {
+            return Ok(());
         }
-        // Also if it is not lowered: an attempt at more may have left `PENDING`.
+        // Also if the level is the same: an attempt at more may have left `PENDING`.
         own.lock().lower(self.level);
+        self.is_lowered = true;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use super::descriptors::{Descriptors, Parked};
 use super::index::Index;
 use super::log::{Look, Regions, pages_of_rest};
 use super::reads::Noted;
-use crate::descriptors::Key;
+use crate::descriptors::{self, Key};
 use crate::fork::{Mutex, PerProcess};
 use crate::name::FileName;
 use crate::refused::{OpenFailure, Refusal};
@@ -21,7 +21,7 @@ use std::ffi::{OsString, c_int};
 use std::fs::File;
 use std::mem;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,6 +95,13 @@ pub(super) struct Checked {
     stamp: Option<Stamp>,
 }
 
+impl Checked {
+    /// Returns the size of the file, if it was looked at.
+    pub(super) fn file_bytes(&self) -> Option<i64> {
+        i64::try_from(self.stamp?.bytes).ok()
+    }
+}
+
 /// Size and time of change of the file, which tell its content beside a log that is nameless
 /// ([`Look::is_nameless`]). Such a log has nothing to checkpoint; only a program that replaces the
 /// file changes it, while it has all locks and has the index made anew.
@@ -106,8 +113,9 @@ pub(super) struct Stamp {
 
 impl Stamp {
     pub(super) fn of(file: &File) -> Option<Self> {
-        let found = file.metadata().ok()?;
-        Some(Self { bytes: found.len(), changed: (found.ctime(), found.ctime_nsec()) })
+        let found = descriptors::status(file.as_fd()).ok()?;
+        let bytes = u64::try_from(found.st_size).ok()?;
+        Some(Self { bytes, changed: (found.st_ctime, found.st_ctime_nsec) })
     }
 }
 
@@ -404,8 +412,10 @@ impl Database {
 
     /// Notes header and size before a lock is lowered under which this process may have changed
     /// the file (R4).
+    ///
+    /// With a log, the header tells nothing, and `enter` does not compare it.
     pub(super) fn note_own(&self, own: &mut SystemFile) {
-        let header = Header::read(own).ok();
+        let header = if self.has_log() { None } else { Header::read(own).ok() };
         self.noted.end_writes();
         self.state.lock().header = header;
     }
@@ -448,14 +458,21 @@ impl Database {
         }
     }
 
-    /// Returns `true` if W1 would find nothing since it returned `checked`.
-    pub(super) fn is_checked(&self, checked: &Checked, regions: &Regions, file: &File) -> bool {
+    /// Returns `true` if W1 would find nothing since it returned `checked`. Looks at `stamped`, if
+    /// given, where the log does not tell its content.
+    pub(super) fn is_checked(
+        &self,
+        checked: &Checked,
+        regions: &Regions,
+        stamped: Option<&File>,
+    ) -> bool {
         // Relaxed: pages never become older than `checked.look` while the connection has SHARED.
         // What makes them so excludes that, and changes the version before `enter` locks the state.
         let version = self.log_version.load(Ordering::Relaxed);
         let is_same = |now: Look| {
+            let has_stamp = |file: &File| checked.stamp == Stamp::of(file);
             checked.look.has_same_file(&now)
-                && (!now.is_nameless() || checked.stamp == Stamp::of(file))
+                && (!now.is_nameless() || stamped.is_none_or(has_stamp))
         };
         checked.version == version && regions.look().is_some_and(is_same)
     }

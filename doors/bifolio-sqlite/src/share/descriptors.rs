@@ -255,11 +255,11 @@ impl Parked {
             let may_close = self.incomplete.is_empty() && self.storage.as_ref().is_none_or(is_free);
             return (!may_close).then_some(self);
         };
-        // Others would see the exclusive lock: it is taken only if none of them seems to be there.
-        let is_alone = last.lock().is_contended() == Ok(false)
-            && (!last.is_writable() || last.lock().exclude().is_ok());
+        let is_alone = match last.is_writable() {
+            true => last.lock().own_alone(),
+            false => last.lock().is_contended() == Ok(false),
+        };
         if !is_alone {
-            last.lock().lower(sqlite::LOCK_NONE);
             self.spare.push(last);
             return Some(self);
         }

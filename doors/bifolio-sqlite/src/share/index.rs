@@ -39,7 +39,7 @@
 //! are mapped until [`Index::unmap`].
 #![allow(unsafe_code)]
 
-use crate::descriptors::Key;
+use crate::descriptors::{self, Key};
 use crate::file_lock::{self, FileLock};
 use crate::fork::{self, Mutex};
 use crate::locks::{HeldSlots, SlotLocks};
@@ -313,7 +313,8 @@ impl IndexFile {
             Ok(file) => (file, true),
             Err(_) => (open_alone(&path, &mut File::options())?, false),
         };
-        let (found, key) = (file.metadata()?, Key::of_file(file.as_fd())?);
+        let found = file.metadata()?;
+        let key = Key::of_metadata(&found);
         if is_writable
             && found.len() == 0
             && (found.mode() & 0o777, found.uid()) != (mode, rights.uid())
@@ -342,6 +343,10 @@ impl IndexFile {
         FileLock(self.file.as_fd())
     }
 
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(descriptors::status(self.file.as_fd())?.st_size as u64)
+    }
+
     /// Takes the lock of a user if another one has kept the file from being reset, such as the
     /// parent of this process.
     fn join(&self) -> bool {
@@ -358,7 +363,13 @@ impl IndexFile {
                 if !self.lock().set(file_lock::WRITE, USERS)? {
                     return Err(sqlite::BUSY);
                 }
-                if self.file.set_len(RESET_BYTES).is_err() {
+                // A new file is extended from its start: in larger folios of the kernel.
+                let is_reset = match self.len_bytes() {
+                    Ok(0) => true,
+                    Ok(_) => self.file.set_len(RESET_BYTES).is_ok(),
+                    Err(_) => false,
+                };
+                if !is_reset {
                     let _ = self.lock().set(file_lock::NONE, USERS);
                     return Err(sqlite::IOERR_SHMOPEN);
                 }
@@ -375,7 +386,7 @@ impl IndexFile {
         let start = region * REGION_BYTES;
         let (part, offset) = (start / part_bytes, start % part_bytes);
         let end = (part + 1) * part_bytes;
-        let bytes = self.file.metadata().map_err(|_| sqlite::IOERR_SHMSIZE)?.len();
+        let bytes = self.len_bytes().map_err(|_| sqlite::IOERR_SHMSIZE)?;
         if bytes < start + REGION_BYTES && !extends {
             return Ok(None);
         }
