@@ -202,6 +202,7 @@ fn measure_work(
     let task = |round| Round {
         work,
         seconds: seconds_of(context.config, round),
+        warms_up: round == 0,
         rows: data::rows(data.size_bytes) / if round == 0 { 8 } else { 1 },
         seed: round as u64 * 16 + work as u64,
     };

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use rusqlite::Connection;
 
 use super::data::{SMALL_BYTES, insert, numbered, rows};
-use super::session::{Opening, Round, Work, commit, open_and_close, points};
+use super::session::{Opening, Round, Work, commit, open_and_close, open_and_read, points};
 use crate::rounds::{RoundCost, cost_of};
 use crate::values::{VALUE_BYTES, copy};
 
@@ -123,8 +123,13 @@ fn pool(opening: &Opening, round: Round, until: Instant) -> anyhow::Result<(u64,
     Ok((reads, reads * VALUE_BYTES as u64))
 }
 
-/// Opens small databases in random order, reads a row of each, and closes it.
+/// Opens small databases in random order, reads a row of each, and closes it. A round that warms up
+/// reads all of each first: rows one by one would take longer than the rounds.
 fn opens(opening: &Opening, round: Round, until: Instant) -> anyhow::Result<(u64, u64)> {
+    if round.warms_up {
+        let paths = (0..opening.databases).map(|number| numbered(&opening.path, number));
+        paths.map(|path| open_and_read(opening, &path)).collect::<anyhow::Result<()>>()?;
+    }
     let mut random = Rng::with_seed(round.seed);
     let rows = rows(SMALL_BYTES);
     let mut operations = 0;

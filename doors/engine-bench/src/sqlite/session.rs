@@ -89,6 +89,8 @@ pub(super) struct Round {
     pub(super) work: Work,
     /// How long it goes on; a commit is finished, and an import or an index has no limit.
     pub(super) seconds: f64,
+    /// It is not measured, and leaves everything as warm as it gets.
+    pub(super) warms_up: bool,
     /// Rows of an import.
     pub(super) rows: u64,
     pub(super) seed: u64,
@@ -288,6 +290,15 @@ fn point(select: &mut CachedStatement<'_>, id: u64) -> anyhow::Result<()> {
 pub(super) fn open_and_close(opening: &Opening, path: &Path, id: u64) -> anyhow::Result<()> {
     let connection = opening.connect(path)?;
     point(&mut connection.prepare_cached(SELECT)?, id)
+}
+
+/// Opens a database, reads all of it, and closes it.
+pub(super) fn open_and_read(opening: &Opening, path: &Path) -> anyhow::Result<()> {
+    let connection = opening.connect(path)?;
+    let mut select = connection.prepare("select value from rows order by id")?;
+    let mut found = select.query([])?;
+    while found.next()?.is_some() {}
+    Ok(())
 }
 
 /// Changes some rows in one commit. Returns their number.
