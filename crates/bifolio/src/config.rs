@@ -52,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) huge_pages: HugePages,
     pub(crate) prefault: bool,
+    /// `true` if other processes may read frames, tables and lengths.
+    pub(crate) is_shared: bool,
     pub(crate) reclaim_wait_max: Duration,
     pub(crate) unmap_batch_folios: usize,
     pub(crate) io_depth: usize,
@@ -71,6 +73,7 @@ impl Default for Config {
             memory_bytes_max: None,
             huge_pages: HugePages::Auto,
             prefault: false,
+            is_shared: is_shared_by_default(),
             reclaim_wait_max: Duration::from_secs(10),
             unmap_batch_folios: 31,
             io_depth: 64,
@@ -83,6 +86,12 @@ impl Default for Config {
             ablation: Ablation::default(),
         }
     }
+}
+
+/// Returns `true` in a debug build whose environment has `BIFOLIO_TEST_SHARED`: all tests can then
+/// run with shared memory.
+fn is_shared_by_default() -> bool {
+    cfg!(debug_assertions) && std::env::var_os("BIFOLIO_TEST_SHARED").is_some()
 }
 
 fn check(is_valid: bool, name: &str, problem: impl FnOnce() -> String) -> Result<()> {

@@ -131,6 +131,8 @@ mod page;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
 #[cfg(not(all(test, loom)))]
+mod share;
+#[cfg(not(all(test, loom)))]
 mod stats;
 #[cfg(not(all(test, loom)))]
 mod store;
@@ -236,6 +238,14 @@ pub mod backing {
         Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity,
         IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission,
     };
+}
+
+/// Items by which the crate `bifolio-share` serves a cache to other processes. They may change with
+/// any version.
+#[cfg(not(all(test, loom)))]
+#[doc(hidden)]
+pub mod sharing {
+    pub use crate::share::{FilePlace, FileWindow, FramePlace, SharedArea, Window};
 }
 
 #[cfg(not(all(test, loom)))]

@@ -10,7 +10,7 @@
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, each a folder, lowest first, in the order of `ARCHITECTURE.md`.
-pub const LAYERS: [&str; 16] = [
+pub const LAYERS: [&str; 17] = [
     "sys",
     "sync",
     "page",
@@ -25,6 +25,7 @@ pub const LAYERS: [&str; 16] = [
     "file",
     "keep",
     "warm",
+    "share",
     "maps",
     "cache",
 ];

@@ -35,7 +35,7 @@ const EXPLAINED: [&str; 3] = ["Acquire", "Release", "AcqRel"];
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// The modules of the library that may hold unsafe code; the others build on what these offer.
-const UNSAFE_MODULES: [&str; 14] = [
+const UNSAFE_MODULES: [&str; 15] = [
     "stats",
     "sync",
     "page",
@@ -50,6 +50,7 @@ const UNSAFE_MODULES: [&str; 14] = [
     "writeback",
     "reclaim",
     "fill",
+    "share",
 ];
 
 /// Checks that every file starts with a `//!` head.

@@ -12,11 +12,12 @@ use crate::keep::KeptFiles;
 #[cfg(feature = "maps")]
 use crate::maps::kernel::trials::probe as try_for_maps;
 use crate::memory::{Arena, CacheState, Memory};
-use crate::page::PAGE_BYTES;
+use crate::page::{MemorySource, PAGE_BYTES};
 use crate::reclaim::{MappedVictims, Reclaim, ReclaimThread};
 use crate::store::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process::Origin;
+use crate::sys::shared::SharedMemory;
 use crate::sys::{memory, process};
 use crate::writeback::FlusherThreads;
 use std::path::PathBuf;
@@ -106,6 +107,14 @@ impl CacheBuilder {
     /// process does not allow it now. Not for caches of mapped files, whose memory is separate.
     pub fn prefault(mut self, prefault: bool) -> Self {
         self.config.prefault = prefault;
+        self
+    }
+
+    /// Selects whether frames, tables and lengths are in memory that other processes can read, for
+    /// the owner of a cache that serves them. Not yet public: no crate serves it.
+    #[doc(hidden)]
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.config.is_shared = shared;
         self
     }
 
@@ -277,7 +286,12 @@ impl CacheBuilder {
             return Err(Error::config("huge_pages", problem));
         }
         let (memory_bytes_max, swap_bytes_max) = (self.memory_bytes_max(), self.swap_bytes());
+        let source = match self.config.is_shared {
+            true => MemorySource::Shared(Arc::new(SharedMemory::new().map_err(shared_error)?)),
+            false => MemorySource::Private,
+        };
         let arena = Arena::new(
+            &source,
             self.config.memory_bytes,
             memory_bytes_max,
             self.config.huge_pages,
@@ -387,6 +401,10 @@ impl Features {
     pub(crate) fn probe(disabled: &[Feature]) -> Self {
         Self::probe_with(disabled, try_for_maps)
     }
+}
+
+fn shared_error(source: std::io::Error) -> Error {
+    Error::memory("a file for shared memory (memfd_create)", source)
 }
 
 fn reservation_error(source: std::io::Error) -> Error {

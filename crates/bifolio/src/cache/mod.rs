@@ -16,6 +16,7 @@ use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
 use crate::io::{Backing, Guarded};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Evicted, ReclaimThread};
+use crate::share::FramePlace;
 use crate::stats::{FileStats, MemoryStats, Stats, StorageStats, WriteStats};
 use crate::sync::Ordering;
 use crate::sys::file;
@@ -196,6 +197,15 @@ impl Cache {
     /// ```
     pub fn open_fd(&self, descriptor: OwnedFd, options: &OpenOptions) -> Result<File> {
         self.inner.registry.open_fd(descriptor, options, &self.inner.features)
+    }
+
+    /// Returns the place of the frames in memory that other processes can read.
+    ///
+    /// # Errors
+    /// The cache was not built with [`CacheBuilder::shared`]; no descriptor is left.
+    #[doc(hidden)]
+    pub fn shared_frames(&self) -> Result<FramePlace> {
+        FramePlace::of(&self.inner.registry.reclaim.memory)
     }
 
     /// Opens a file on your own storage. If a file with its

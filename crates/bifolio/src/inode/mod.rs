@@ -205,7 +205,9 @@ impl Inode {
         values: Values,
         device: Option<Arc<Device>>,
     ) -> std::io::Result<Arc<Self>> {
-        let mapping = Mapping::new(shape.order, shape.len_bytes, shape.len_max_bytes, values)?;
+        let source = services.memory.arena.source();
+        let (order, len_bytes) = (shape.order, shape.len_bytes);
+        let mapping = Mapping::new(&source, order, len_bytes, shape.len_max_bytes, values)?;
         let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
         let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();

@@ -32,11 +32,12 @@ use super::budget::Budget;
 use super::chunk::{ArenaState, ChunkSize, EXTENT_PAGES, FRAME_BYTES, ORDER_MAX, PAGE_BYTES};
 use super::region_pages::RegionPages;
 use crate::config::HugePages;
-use crate::page::{FolioId, Folios};
+use crate::page::{FolioId, Folios, MemorySource};
 use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
+use crate::sys::shared::SharedMemory;
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::io;
@@ -105,9 +106,10 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Reserves address space for `bound_bytes_max` bytes of frames and sets the bound to
-    /// `bound_bytes`.
+    /// Reserves address space in `source` for `bound_bytes_max` bytes of frames and sets the bound
+    /// to `bound_bytes`.
     pub(crate) fn new(
+        source: &MemorySource,
         bound_bytes: u64,
         bound_bytes_max: u64,
         huge_pages: HugePages,
@@ -119,7 +121,7 @@ impl Arena {
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let bytes = chunks.checked_mul(chunk_size.bytes()).ok_or_else(too_large)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
-        let memory = Reservation::new(bytes, chunk_size.bytes() as usize)?;
+        let memory = Reservation::new_in(source, bytes, chunk_size.bytes() as usize)?;
         memory.wipe_on_fork();
         let may_use_huge_pages =
             huge_pages != HugePages::Never && features.has(Feature::TransparentHugePages);
@@ -169,6 +171,17 @@ impl Arena {
 
     pub(crate) fn frames(&self) -> u32 {
         (self.memory.len() as u64 / PAGE_BYTES) as u32
+    }
+
+    /// Returns where the frames are, for the tables that name them.
+    pub(crate) fn source(&self) -> MemorySource {
+        self.memory.source()
+    }
+
+    /// Returns the shared memory, and the offset of the first frame in it; `None` for private
+    /// memory.
+    pub(crate) fn shared_place(&self) -> Option<(&SharedMemory, u64)> {
+        self.memory.shared_place()
     }
 
     pub(crate) fn chunk_bytes(&self) -> u64 {
@@ -437,7 +450,9 @@ mod tests {
     fn pages_filled_in_order_are_a_run() {
         let bound_bytes = 1 << 20;
         let features = Features::probe(&[]);
-        let arena = Arena::new(bound_bytes, bound_bytes, HugePages::Auto, features).unwrap();
+        let arena =
+            Arena::new(&MemorySource::Private, bound_bytes, bound_bytes, HugePages::Auto, features)
+                .unwrap();
         arena.note_fill(false);
         (2..RUN_PAGES).for_each(|_| arena.note_fill(true));
         assert!(!arena.is_filled_in_runs());

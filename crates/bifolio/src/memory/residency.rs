@@ -323,7 +323,7 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::config::HugePages;
-    use crate::page::Folios;
+    use crate::page::{Folios, MemorySource};
     use crate::sys::memory::kernel_flags;
     use crate::sys::probe::{Feature, Features};
     use bifolio_testing::skip;
@@ -332,7 +332,14 @@ mod tests {
 
     fn arena_of(bound_bytes: u64, bound_bytes_max: u64) -> (Arena, Folios) {
         let features = Features::probe(&[]);
-        let arena = Arena::new(bound_bytes, bound_bytes_max, HugePages::Auto, features).unwrap();
+        let arena = Arena::new(
+            &MemorySource::Private,
+            bound_bytes,
+            bound_bytes_max,
+            HugePages::Auto,
+            features,
+        )
+        .unwrap();
         let folios = Folios::without_reaper(arena.frames() as usize);
         (arena, folios)
     }

@@ -135,7 +135,7 @@ impl Mapping {
         // Release: pairs with the Acquire in `resident_folios`: a caller that sees the folio
         // removed sees that it was marked dirty before, if it was.
         let resident = self.resident.fetch_sub(1, Ordering::Release) - 1;
-        let published = &self.hot.predicted_distance;
+        let published = &self.hot().predicted_distance;
         self.prediction.note_removal(pages.start, frame, resident, published);
     }
 

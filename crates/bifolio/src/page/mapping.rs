@@ -68,7 +68,11 @@
 //! write, a sleep of 0.84 s in one short copy that ends at one version in sixteen million.
 
 use super::entry::PAGE_BYTES;
-use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet, Values};
+use super::hot::HotPlace;
+use super::table::MemorySource;
+use super::{
+    Entry, Flag, Folio, FolioId, FolioRef, Folios, Hot, LockedFolio, Table, TryGet, Values,
+};
 use crate::sync::{AtomicU64, Backoff, Ordering, barrier_of_store_and_load, blocking, fence};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
@@ -79,53 +83,24 @@ pub(crate) struct Mapping {
     pub(super) table: Table,
     /// log2 of the pages of a unit, the size of each inserted folio.
     pub(super) order: u8,
-    /// Boxed to keep the mapping small: its alignment would double the size of a file.
-    pub(super) hot: Box<Hot>,
+    pub(super) hot: HotPlace,
     pub(super) resident: AtomicU64,
     pub(super) cuts: AtomicU64,
     pub(super) prediction: Prediction,
 }
 
-/// Words that every hit reads and few calls change, on cache lines of their own.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Hot {
-    pub(super) len_bytes: AtomicU64,
-    /// Published distance of [`Prediction`]; 0 if there is none.
-    pub(super) predicted_distance: HintWord,
-}
-
-impl Hot {
-    pub(crate) fn new(len_bytes: u64) -> Self {
-        Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
-    }
-
-    #[inline(always)]
-    pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the Release in `set_len_bytes`: a thread that sees the file longer
-        // sees the bytes that extended it.
-        self.len_bytes.load(Ordering::Acquire)
-    }
-
-    /// Returns what to add to a position and the base address of the frames to get the predicted
-    /// address of a byte, one byte off; 0 if there is no prediction.
-    #[inline(always)]
-    pub(crate) fn predicted_distance(&self) -> u64 {
-        self.predicted_distance.load(Ordering::Relaxed)
-    }
-}
-
 impl Mapping {
     pub(crate) fn new(
+        source: &MemorySource,
         order: u8,
         len_bytes: u64,
         len_bytes_max: u64,
         values: Values,
     ) -> std::io::Result<Self> {
         Ok(Self {
-            table: Table::new(table_pages(order, len_bytes_max), values)?,
+            table: Table::new(source, table_pages(order, len_bytes_max), values)?,
             order,
-            hot: Box::new(Hot::new(len_bytes)),
+            hot: HotPlace::new(source, len_bytes)?,
             resident: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
             prediction: Prediction::default(),
@@ -147,18 +122,26 @@ impl Mapping {
         PAGE_BYTES << self.order
     }
 
+    #[inline(always)]
     pub(crate) fn hot(&self) -> &Hot {
-        &self.hot
+        self.hot.get()
+    }
+
+    /// Returns the offsets of the words of [`Hot`] and of the first array of the table in shared
+    /// memory; `None` in private memory.
+    #[cfg(not(all(test, loom)))]
+    pub(crate) fn shared_offsets(&self) -> Option<(u64, u64)> {
+        Some((self.hot.shared_offset()?, self.table.shared_offset()?))
     }
 
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
-        self.hot.len_bytes()
+        self.hot().len_bytes()
     }
 
     pub(crate) fn set_len_bytes(&self, len_bytes: u64) {
         // Release: pairs with the Acquire in `len_bytes`.
-        self.hot.len_bytes.store(len_bytes, Ordering::Release);
+        self.hot().len_bytes.store(len_bytes, Ordering::Release);
     }
 
     pub(crate) fn resident_folios(&self) -> u64 {
@@ -258,7 +241,7 @@ impl Mapping {
         }
         let _kept_by_the_table = table_reference.into_id();
         let resident = self.resident.fetch_add(1, Ordering::Relaxed) + 1;
-        let published = &self.hot.predicted_distance;
+        let published = &self.hot().predicted_distance;
         self.prediction.note_insert(head, first.0, resident, published);
         self.begin_fill();
         Ok(())

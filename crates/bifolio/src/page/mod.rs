@@ -41,6 +41,7 @@ mod change;
 mod descriptor;
 mod entry;
 mod flags;
+mod hot;
 mod mapping;
 mod optimistic;
 mod pin_word;
@@ -56,7 +57,8 @@ pub(crate) use entry::{
     ALL_BYTES, Entry, FolioId, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of,
 };
 pub(crate) use flags::{CLASSES_MAX, ClassId, Flag, Listing, WriteState};
-pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
+pub(crate) use hot::Hot;
+pub(crate) use mapping::{FrozenWaits, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
 pub(crate) use pin_word::{COUNT_MAX, TryGet};
 #[cfg(test)]
@@ -66,5 +68,5 @@ pub(crate) use relocate::OldFolio;
 pub(crate) use table::Bitmap;
 #[cfg(all(test, loom))]
 pub(crate) use table::ZeroValid;
-pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table, Values};
+pub(crate) use table::{Filling, MemorySource, ReservedArray, TABLE_PAGE_BYTES, Table, Values};
 pub(crate) use tables::{HasTable, Tables};

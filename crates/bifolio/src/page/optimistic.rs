@@ -248,7 +248,12 @@ mod tests {
     use super::*;
 
     fn table_of(entries: &[Entry]) -> Table {
-        let table = Table::new(entries.len() as u64 + 1, crate::page::Values::Hints).unwrap();
+        let table = Table::new(
+            &crate::page::MemorySource::Private,
+            entries.len() as u64 + 1,
+            crate::page::Values::Hints,
+        )
+        .unwrap();
         for (index, entry) in (0..).zip(entries) {
             table.store(index, *entry, Ordering::Relaxed);
         }

@@ -120,7 +120,7 @@ impl Mapping {
         let _kept_by_the_table = table_reference.into_id();
         // Relaxed: a hint for the prediction.
         let resident = self.resident.load(Ordering::Relaxed);
-        let published = &self.hot.predicted_distance;
+        let published = &self.hot().predicted_distance;
         self.prediction.note_removal(new.index(), frozen.id().0, resident, published);
         self.prediction.note_insert(new.index(), first.0, resident, published);
         drop(lock);
@@ -130,7 +130,7 @@ impl Mapping {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Lookup, Reaper, Values};
+    use super::super::{Lookup, MemorySource, Reaper, Values};
     use super::*;
 
     const OWNER: u64 = 64;
@@ -147,7 +147,8 @@ mod tests {
     fn mapping_with_unit(order: u8) -> (Mapping, Folios) {
         let folios = Folios::new(64, Box::new(NoReaper)).unwrap();
         folios.init_free(FolioId(0), 64);
-        let mapping = Mapping::new(order, 64 << 12, 64 << 12, Values::Kept).unwrap();
+        let mapping =
+            Mapping::new(&MemorySource::Private, order, 64 << 12, 64 << 12, Values::Kept).unwrap();
         let folio = folios.start(FolioId(0), OWNER, 0, order);
         let locked = folio.lock();
         let for_table = folio.try_clone().unwrap();

@@ -48,6 +48,8 @@ use super::entry::{Entry, PAGE_BYTES};
 use crate::sync::{AtomicU8, AtomicU64, Backoff, Ordering, store_owned};
 use crate::sys::copy;
 #[cfg(not(all(test, loom)))]
+pub(crate) use crate::sys::memory::MemorySource;
+#[cfg(not(all(test, loom)))]
 use crate::sys::memory::{PAGE_BYTES as KERNEL_PAGE_BYTES, Reservation};
 #[cfg(not(all(test, loom)))]
 use std::marker::PhantomData;
@@ -57,7 +59,7 @@ use std::sync::OnceLock;
 
 /// In a model run, the elements are in a vector.
 #[cfg(all(test, loom))]
-pub(crate) use crate::sync::ReservedArray;
+pub(crate) use crate::sync::{MemorySource, ReservedArray};
 
 /// Types for which zero bytes are a valid value, and which are shared between threads.
 ///
@@ -82,9 +84,13 @@ pub(crate) struct ReservedArray<T> {
 #[cfg(not(all(test, loom)))]
 impl<T: ZeroValid> ReservedArray<T> {
     pub(crate) fn new(length: usize) -> std::io::Result<Self> {
+        Self::new_in(&MemorySource::Private, length)
+    }
+
+    pub(crate) fn new_in(source: &MemorySource, length: usize) -> std::io::Result<Self> {
         let bytes = length.checked_mul(size_of::<T>());
         let bytes = bytes.ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let memory = Reservation::new(bytes, align_of::<T>())?;
+        let memory = Reservation::new_in(source, bytes, align_of::<T>())?;
         memory.wipe_on_fork();
         // Pages are charged as they are touched, so none may be larger.
         memory.refuse_huge_pages();
@@ -118,6 +124,15 @@ impl<T: ZeroValid> ReservedArray<T> {
     pub(crate) fn as_ptr(&self) -> *const T {
         self.memory.base.cast()
     }
+
+    fn source(&self) -> MemorySource {
+        self.memory.source()
+    }
+
+    /// Returns the offset of the first element in the shared memory; `None` in private memory.
+    pub(super) fn shared_offset(&self) -> Option<u64> {
+        self.memory.shared_place().map(|(_, offset_bytes)| offset_bytes)
+    }
 }
 
 /// Entries per table page, the unit of charging.
@@ -135,13 +150,13 @@ struct Segment {
 }
 
 impl Segment {
-    fn new(first_page: u64, pages: u64) -> std::io::Result<Self> {
+    fn new(source: &MemorySource, first_page: u64, pages: u64) -> std::io::Result<Self> {
         let table_pages = pages.div_ceil(ENTRIES_PER_TABLE_PAGE);
         let entries = usize::try_from(table_pages * ENTRIES_PER_TABLE_PAGE);
         let entries = entries.map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             first_page,
-            entries: ReservedArray::new(entries)?,
+            entries: ReservedArray::new_in(source, entries)?,
             charged: Bitmap::new(table_pages)?,
             next: OnceLock::new(),
         })
@@ -191,10 +206,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(pages: u64, values: Values) -> std::io::Result<Self> {
+    pub(crate) fn new(source: &MemorySource, pages: u64, values: Values) -> std::io::Result<Self> {
         Ok(Self {
             values,
-            first: Segment::new(0, pages)?,
+            first: Segment::new(source, 0, pages)?,
             charged_pages: AtomicU64::new(0),
             fillers: AtomicU64::new(0),
             listed: AtomicU8::new(0),
@@ -212,7 +227,8 @@ impl Table {
             return Ok(());
         }
         // Many small extensions would make a long chain.
-        let segment = Segment::new(end_page, pages.max(2 * end_page) - end_page)?;
+        let pages = pages.max(2 * end_page) - end_page;
+        let segment = Segment::new(&self.first.entries.source(), end_page, pages)?;
         let is_set = last.next.set(Box::new(segment)).is_ok();
         debug_assert!(is_set, "callers serialize");
         Ok(())
@@ -247,6 +263,12 @@ impl Table {
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const AtomicU64 {
         self.first.entries.as_ptr()
+    }
+
+    /// Returns the offset of the array at [`Self::as_ptr`] in the shared memory.
+    #[cfg(not(all(test, loom)))]
+    pub(super) fn shared_offset(&self) -> Option<u64> {
+        self.first.entries.shared_offset()
     }
 
     /// Returns the word of a page's Entry. Panics past the end of the table.
@@ -556,7 +578,7 @@ mod tests {
 
     /// Returns a table with these Entries, its pages charged.
     fn table_with(pages: u64, entries: &[(u64, Entry)]) -> Table {
-        let table = Table::new(pages, Values::Kept).unwrap();
+        let table = Table::new(&MemorySource::Private, pages, Values::Kept).unwrap();
         for (index, entry) in entries {
             table.set_charged(*index);
             table.store(*index, *entry, Ordering::Relaxed);
@@ -635,7 +657,7 @@ mod tests {
 
     #[test]
     fn charges_are_counted_once() {
-        let table = Table::new(PAGES_HUGE, Values::Hints).unwrap();
+        let table = Table::new(&MemorySource::Private, PAGES_HUGE, Values::Hints).unwrap();
         assert!(table.set_charged(0) && !table.set_charged(511) && table.set_charged(512));
         assert!(table.set_charged(PAGES_HUGE - 1) && !table.is_charged(1 << 20));
         assert_eq!(table.charged_bytes(), 3 * TABLE_PAGE_BYTES);

@@ -88,7 +88,7 @@ impl Tables {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::page::{Entry, Values};
+    use crate::page::{Entry, MemorySource, Values};
 
     #[derive(Debug)]
     struct File(Table);
@@ -102,8 +102,11 @@ mod tests {
     #[test]
     fn only_tables_with_charged_pages_are_searched() {
         let tables = Tables::default();
-        let mut files: Vec<_> =
-            (0..1000).map(|_| Arc::new(File(Table::new(2048, Values::Hints).unwrap()))).collect();
+        let mut files: Vec<_> = (0..1000)
+            .map(|_| {
+                Arc::new(File(Table::new(&MemorySource::Private, 2048, Values::Hints).unwrap()))
+            })
+            .collect();
         let charge = |number: usize, index| {
             assert!(files[number].0.set_charged(index));
             tables.enlist(&files[number]);

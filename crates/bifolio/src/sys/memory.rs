@@ -2,6 +2,12 @@
 //! needed, freed in pieces and unmapped on drop; and how much memory the process may have
 //! ([`MemoryLimit`]).
 //!
+//! A reservation is of private memory, or of memory that other processes may read ([`shared`]):
+//! its [`MemorySource`]. What differs between the two is here: how memory is mapped, given back,
+//! kept from forked children and put in huge pages.
+//!
+//! [`shared`]: super::shared
+//!
 //! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
 //! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
 //! Core dumps leave reservations out (`MADV_DONTDUMP`). A reservation is one mapping of the
@@ -19,18 +25,43 @@
 #![allow(unsafe_code)]
 
 use super::file::read_text;
+use super::shared::{SharedMemory, WipedRange};
 use super::{answer_of, is_forbidden, persist};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munlock,
+    munmap,
 };
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-pub(crate) const PAGE_BYTES: usize = 4096;
+pub(crate) use super::PAGE_BYTES;
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// `MADV_COLLAPSE`.
+const COLLAPSE: libc::c_int = 25;
 
-/// A private, anonymous, zero-filled range of memory.
+/// Where reservations get their memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum MemorySource {
+    /// Anonymous memory of this process.
+    #[default]
+    Private,
+    /// A file in memory that other processes may read.
+    Shared(Arc<SharedMemory>),
+}
+
+/// Part of the shared memory that a reservation has.
+#[derive(Debug)]
+struct SharedPart {
+    memory: Arc<SharedMemory>,
+    offset_bytes: u64,
+    /// Set by [`Reservation::wipe_on_fork`].
+    wiped: OnceLock<WipedRange>,
+}
+
+/// A zero-filled range of memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     /// The whole mapping, for `munmap`: longer than requested if the ends that were mapped for the
@@ -39,6 +70,8 @@ pub(crate) struct Reservation {
     mapped_bytes: usize,
     pub(crate) base: *mut u8,
     length_bytes: usize,
+    /// `None` for private memory.
+    shared: Option<SharedPart>,
 }
 
 // SAFETY: a reservation is an address range; it owns no thread-bound state.
@@ -47,9 +80,47 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves `length_bytes` bytes (at least one page) whose first byte is aligned to
-    /// `align_bytes` (a power of two).
+    /// Reserves `length_bytes` bytes (at least one page) of private memory whose first byte is
+    /// aligned to `align_bytes` (a power of two).
     pub(crate) fn new(length_bytes: usize, align_bytes: usize) -> io::Result<Self> {
+        Self::new_in(&MemorySource::Private, length_bytes, align_bytes)
+    }
+
+    /// Reserves memory of `source`, otherwise like [`Self::new`].
+    pub(crate) fn new_in(
+        source: &MemorySource,
+        length_bytes: usize,
+        align_bytes: usize,
+    ) -> io::Result<Self> {
+        let mut reservation = Self::reserve(length_bytes, align_bytes)?;
+        if let MemorySource::Shared(memory) = source {
+            let (length_bytes, align_bytes) =
+                (reservation.length_bytes, align_bytes.max(PAGE_BYTES));
+            let offset_bytes = memory.take(length_bytes as u64, align_bytes as u64)?;
+            reservation.map_file(memory.file(), offset_bytes)?;
+            let memory = Arc::clone(memory);
+            reservation.shared = Some(SharedPart { memory, offset_bytes, wiped: OnceLock::new() });
+        }
+        reservation.allow(MprotectFlags::READ | MprotectFlags::WRITE)?;
+        Ok(reservation)
+    }
+
+    /// Maps a part of a file in memory. The drop unmaps it and frees nothing of the file.
+    pub(super) fn of_file(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        length_bytes: usize,
+        align_bytes: usize,
+        access: MprotectFlags,
+    ) -> io::Result<Self> {
+        let mut reservation = Self::reserve(length_bytes, align_bytes)?;
+        reservation.map_file(file, offset_bytes)?;
+        reservation.allow(access)?;
+        Ok(reservation)
+    }
+
+    /// Reserves address space without access.
+    fn reserve(length_bytes: usize, align_bytes: usize) -> io::Result<Self> {
         let length_bytes = length_bytes.max(1).checked_next_multiple_of(PAGE_BYTES);
         let length_bytes = length_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let slack_bytes = if align_bytes > PAGE_BYTES { align_bytes } else { 0 };
@@ -61,17 +132,29 @@ impl Reservation {
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, none, flags) }?;
         let mapped = mapped.cast::<u8>();
         let base = mapped.wrapping_add(mapped.align_offset(align_bytes.max(1)));
-        let mut reservation = Self { mapped, mapped_bytes, base, length_bytes };
+        let mut reservation = Self { mapped, mapped_bytes, base, length_bytes, shared: None };
         reservation.trim();
-        // SAFETY: the mapping made above; no byte changes.
-        if let Err(error) = unsafe { munlock(reservation.mapped.cast(), reservation.mapped_bytes) }
-        {
-            reservation.check_unlocked(error.into())?;
+        Ok(reservation)
+    }
+
+    /// Makes the reserved memory accessible, and resident only where it is touched.
+    fn allow(&self, access: MprotectFlags) -> io::Result<()> {
+        // SAFETY: the mapping of `reserve`; no byte changes.
+        if let Err(error) = unsafe { munlock(self.mapped.cast(), self.mapped_bytes) } {
+            self.check_unlocked(error.into())?;
         }
         // Where this is refused, core dumps are larger.
-        let _ = reservation.advise(0, length_bytes, Advice::LinuxDontDump);
-        protect(base, length_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
-        Ok(reservation)
+        let _ = self.advise(0, self.length_bytes, Advice::LinuxDontDump);
+        protect(self.base, self.length_bytes, access)
+    }
+
+    /// Maps the part of `file` at `offset_bytes` over the whole reservation, still without access.
+    fn map_file(&mut self, file: BorrowedFd<'_>, offset_bytes: u64) -> io::Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        let (start, none) = (self.base.cast(), ProtFlags::empty());
+        // SAFETY: replaces the used part of the mapping made by `reserve`, which has no access yet.
+        unsafe { mmap(start, self.length_bytes, none, flags, file, offset_bytes) }?;
+        Ok(())
     }
 
     /// Unmaps what was mapped for the alignment: with other advice it would be mappings of its own.
@@ -105,10 +188,28 @@ impl Reservation {
         self.length_bytes
     }
 
+    pub(crate) fn source(&self) -> MemorySource {
+        let shared = |part: &SharedPart| MemorySource::Shared(Arc::clone(&part.memory));
+        self.shared.as_ref().map_or(MemorySource::Private, shared)
+    }
+
+    /// Returns the shared memory, and the offset in it at which this begins; `None` for private
+    /// memory.
+    pub(crate) fn shared_place(&self) -> Option<(&SharedMemory, u64)> {
+        self.shared.as_ref().map(|part| (&*part.memory, part.offset_bytes))
+    }
+
     /// Makes a forked child see zeros here. Returns `false` if the kernel refuses: the child keeps
-    /// a copy.
+    /// a copy or, of shared memory, has none.
     pub(crate) fn wipe_on_fork(&self) -> bool {
-        self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork).is_ok()
+        let Some(part) = &self.shared else {
+            return self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork).is_ok();
+        };
+        // SAFETY: the whole reservation, whose drop ends the registration before it unmaps.
+        let wiped = unsafe { WipedRange::new(self.base, self.length_bytes) };
+        let is_registered = wiped.map(|wiped| part.wiped.set(wiped)).is_ok();
+        // Also of a child whose handlers do not run: it must not change what its parent has.
+        self.skip_on_fork().is_ok() && is_registered
     }
 
     /// Removes this memory from forked children: an access there raises SIGSEGV.
@@ -147,6 +248,24 @@ impl Reservation {
         let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
     }
 
+    /// Tries to make a part, which no other thread uses yet, resident in huge pages. Returns `true`
+    /// on success. Only of shared memory: there the advice has no effect while the setting
+    /// `shmem_enabled` is `never`, the default, but this call has one (Linux 6.1). Private memory
+    /// gets huge pages when it is touched.
+    pub(crate) fn collapse(&self, offset_bytes: usize, length_bytes: usize) -> bool {
+        if self.shared.is_none() {
+            return false;
+        }
+        for start in (offset_bytes..offset_bytes + length_bytes).step_by(HUGE_PAGE_BYTES) {
+            // Where no page was ever touched the kernel finds nothing to collapse.
+            self.touch(start, PAGE_BYTES);
+        }
+        let start = self.at(offset_bytes, length_bytes);
+        // SAFETY: `at` checked that the range is ours; no byte changes.
+        let collapse = || answer_of(unsafe { libc::madvise(start.cast(), length_bytes, COLLAPSE) });
+        persist(collapse).is_ok()
+    }
+
     pub(crate) fn populate(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
         self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite)
     }
@@ -164,6 +283,10 @@ impl Reservation {
     /// Returns the pages of the range to the kernel; they read as zeros afterwards.
     pub(crate) fn release(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
         let start = self.at(offset_bytes, length_bytes);
+        if let Some(part) = &self.shared {
+            let offset_bytes = part.offset_bytes + offset_bytes as u64;
+            return part.memory.release(offset_bytes, length_bytes as u64);
+        }
         // SAFETY: `at` checked that the range is ours; zeroing it is what the caller requests.
         unsafe { free_pages(start, length_bytes) }
     }
@@ -230,6 +353,14 @@ fn protect(start: *mut u8, length_bytes: usize, access: MprotectFlags) -> io::Re
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if let Some(part) = &mut self.shared {
+            // The range may soon belong to another mapping.
+            part.wiped = OnceLock::new();
+            // Pages of shared memory outlive the mapping.
+            if let Err(error) = part.memory.release(part.offset_bytes, self.length_bytes as u64) {
+                log::warn!("{} bytes of shared memory stay resident: {error}", self.length_bytes);
+            }
+        }
         // SAFETY: exactly what `new` mapped; every borrow of the memory borrows `self`.
         if let Err(error) = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) } {
             // At `vm.max_map_count`, if the kernel has joined this mapping with its neighbours:

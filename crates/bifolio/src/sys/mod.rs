@@ -14,6 +14,8 @@ pub(crate) mod pressure;
 pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod ring;
+pub(crate) mod shared;
+pub(crate) mod view;
 pub(crate) mod watch;
 
 pub(crate) use file::answer_of;
@@ -21,6 +23,9 @@ pub(crate) use file::answer_of;
 use std::io;
 use std::thread;
 use std::time::Duration;
+
+/// Bytes of a page of the kernel: caches are refused where it has others (`cache/builder.rs`).
+pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// Interruptions of a call without progress before it fails: what always returns EINTR is broken.
 pub(crate) const INTERRUPTIONS_MAX: u32 = 1000;

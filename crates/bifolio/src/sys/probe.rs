@@ -195,6 +195,9 @@ impl Features {
     ) -> io::Result<()> {
         if huge {
             memory.prefer_huge_pages_in(offset_bytes, length_bytes);
+            if memory.collapse(offset_bytes, length_bytes) {
+                return Ok(());
+            }
         }
         if self.has(Feature::PopulateWrite) {
             match memory.populate(offset_bytes, length_bytes) {

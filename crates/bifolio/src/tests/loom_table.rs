@@ -2,7 +2,7 @@
 //! pages, and table pages that are freed.
 
 use super::world::{World, left_at, model, spawn};
-use crate::page::{Bitmap, Entry, HasTable, Table, Tables, Values};
+use crate::page::{Bitmap, Entry, HasTable, MemorySource, Table, Tables, Values};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
@@ -133,7 +133,9 @@ fn loom_table_a_table_with_pages_stays_on_the_list() {
     let relisted = std::sync::atomic::AtomicU64::new(0);
     let relisted = &*Box::leak(Box::new(relisted));
     model(|| {
-        let file = Arc::new(Listed { table: Table::new(2, Values::Hints).unwrap() });
+        let file = Arc::new(Listed {
+            table: Table::new(&MemorySource::Private, 2, Values::Hints).unwrap(),
+        });
         let tables = Arc::new(Tables::default());
         let charge = |file: &Arc<Listed>, tables: &Tables| {
             let _filling = file.table.fill();

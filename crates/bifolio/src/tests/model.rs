@@ -96,11 +96,25 @@ pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.swap(value, ordering);
 }
 
+/// All memory of a model is private.
+#[derive(Debug)]
+pub(crate) enum MemorySource {
+    Private,
+}
+
 /// A vector in place of reserved memory.
 #[derive(Debug)]
 pub(crate) struct ReservedArray<T>(Box<[T]>);
 
 impl<T: ZeroValid> ReservedArray<T> {
+    pub(crate) fn new_in(_: &MemorySource, length: usize) -> std::io::Result<Self> {
+        Self::new(length)
+    }
+
+    pub(crate) fn source(&self) -> MemorySource {
+        MemorySource::Private
+    }
+
     pub(crate) fn new(length: usize) -> std::io::Result<Self> {
         Ok(Self((0..length).map(|_| T::default()).collect()))
     }

@@ -9,8 +9,8 @@
 
 use crate::memory::Lru;
 use crate::page::{
-    Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping, OldFolio,
-    PAGE_BYTES, Reaper, Values, read_validated,
+    Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping,
+    MemorySource, OldFolio, PAGE_BYTES, Reaper, Values, read_validated,
 };
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
@@ -144,8 +144,14 @@ impl World {
         });
         let folios = Folios::new(frames as usize, Box::new(Arc::clone(&ground))).unwrap();
         folios.init_free(FolioId(0), frames as usize);
-        let mapping =
-            Mapping::new(order, pages * PAGE_BYTES, pages * PAGE_BYTES, Values::Hints).unwrap();
+        let mapping = Mapping::new(
+            &MemorySource::Private,
+            order,
+            pages * PAGE_BYTES,
+            pages * PAGE_BYTES,
+            Values::Hints,
+        )
+        .unwrap();
         mapping.table().set_charged(0);
         Arc::new(Self { folios, mapping, lru, place: Checked::default(), ground })
     }

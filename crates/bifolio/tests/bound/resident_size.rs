@@ -27,6 +27,12 @@ fn process_bytes(field: &str) -> u64 {
     kibibytes << 10
 }
 
+/// Returns the resident bytes of private and shared memory. The program's own text is not among
+/// them: that is no memory of the cache, and grows with the tests.
+fn data_bytes() -> u64 {
+    process_bytes("RssAnon:") + process_bytes("RssShmem:")
+}
+
 fn resident_bytes_max(bound_bytes: u64) -> u64 {
     bound_bytes + bound_bytes / 50 + 8 * MIB
 }
@@ -97,24 +103,22 @@ fn random_reads_of_a_large_file_stay_within_the_bound() {
 }
 
 fn give_back() {
-    // Not the program's own text: that is no memory of the cache, and grows with the tests.
-    const MEMORY: &str = "RssAnon:";
     let (large, small) = (96 * MIB, 8 * MIB);
     let directory = directory();
     let path = sparse_file(&directory, large);
     let cache = cache_of(large);
     let file = cache.open(&path, &writable()).unwrap();
-    let before = process_bytes(MEMORY);
+    let before = data_bytes();
     for position in (0..90 * MIB).step_by(PAGE as usize) {
         check_mark(&file, position, false);
     }
     for position in (0..4 * MIB).step_by(PAGE as usize) {
         write_mark(&file, position);
     }
-    let full = process_bytes(MEMORY);
+    let full = data_bytes();
     assert!(full - before > 85 * MIB, "{before} then {full} bytes resident");
     cache.set_memory(small).unwrap();
-    let shrunk = process_bytes(MEMORY);
+    let shrunk = data_bytes();
     assert!(shrunk <= resident_bytes_max(small), "{shrunk} bytes resident at {small}");
     let stats = cache.stats();
     assert!(stats.memory.used_bytes <= small && stats.memory.bound_bytes == small, "{stats:?}");
@@ -122,12 +126,12 @@ fn give_back() {
     for position in (0..90 * MIB).step_by(PAGE as usize) {
         check_mark(&file, position, position < 4 * MIB);
     }
-    assert!(process_bytes(MEMORY) <= resident_bytes_max(small));
+    assert!(data_bytes() <= resident_bytes_max(small));
     cache.set_memory(large).unwrap();
     for position in (0..90 * MIB).step_by(PAGE as usize) {
         check_mark(&file, position, position < 4 * MIB);
     }
-    assert!(process_bytes(MEMORY) > 80 * MIB, "the larger bound is not used");
+    assert!(data_bytes() > 80 * MIB, "the larger bound is not used");
 }
 
 #[test]
@@ -199,13 +203,12 @@ fn tables_take_their_memory_from_within_the_bound() {
 
 /// Memory that is resident from the beginning serves folios of every size, tables, and maps.
 fn populated() {
-    const MEMORY: &str = "RssAnon:";
     let bound = 64 * MIB;
     let directory = directory();
     let path = sparse_file(&directory, 2 * bound);
-    let before = process_bytes(MEMORY);
+    let before = data_bytes();
     let cache = Cache::builder().memory(bound).prefault(true).build().unwrap();
-    let built = process_bytes(MEMORY);
+    let built = data_bytes();
     assert!(built - before >= bound / 32 * 31 - 2 * MIB, "{before} then {built} bytes resident");
     for folio_bytes in FOLIO_SIZES {
         let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();

@@ -47,6 +47,12 @@ pub fn random_file(directory: &TempDir, name: &str, length: usize) -> (PathBuf, 
     (file_of(directory, name, &bytes), bytes)
 }
 
+/// Returns `true` if all caches of this run are in shared memory, which has no fallback, and is no
+/// data of the process.
+pub fn is_shared() -> bool {
+    std::env::var_os("BIFOLIO_TEST_SHARED").is_some()
+}
+
 /// Creates a cache with this bound.
 pub fn cache_of(memory_bytes: u64) -> Cache {
     Cache::builder().memory(memory_bytes).build().unwrap()

@@ -3,7 +3,7 @@
 use super::super::arena::Arena;
 use super::*;
 use crate::config::HugePages;
-use crate::page::Folios;
+use crate::page::{Folios, MemorySource};
 use crate::sys::probe::Features;
 
 fn chunk_of(size: ChunkSize, order: u8) -> Chunk {
@@ -102,7 +102,14 @@ impl World {
     fn new() -> Self {
         let bound_bytes = 64 << 20;
         let features = Features::probe(&[]);
-        let arena = Arena::new(bound_bytes, bound_bytes, HugePages::Never, features).unwrap();
+        let arena = Arena::new(
+            &MemorySource::Private,
+            bound_bytes,
+            bound_bytes,
+            HugePages::Never,
+            features,
+        )
+        .unwrap();
         arena.set_bound(2 * LARGEST.cost_bytes());
         let folios = Folios::without_reaper(arena.frames() as usize);
         Self { arena, folios }

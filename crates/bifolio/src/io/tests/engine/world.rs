@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::io::engine::Engine;
 use crate::io::*;
 use crate::memory::Arena;
-use crate::page::{FolioId, Folios};
+use crate::page::{FolioId, Folios, MemorySource};
 use crate::sys::probe::{Feature, Features};
 
 pub(super) const PAGE: usize = 4096;
@@ -45,7 +45,9 @@ impl World {
     ) -> Self {
         const BOUND: u64 = 64 << 20;
         let features = Features::probe(masked);
-        let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
+        let arena =
+            Arena::new(&MemorySource::Private, BOUND, BOUND, HugePages::Auto, features.clone())
+                .unwrap();
         let arena = Arc::new(arena);
         let folios = Folios::without_reaper(2 * arena.frames() as usize);
         let engine = Engine::with_threads(&features, depth, threads_max);

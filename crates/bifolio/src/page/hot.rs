@@ -1,0 +1,80 @@
+//! The words of a file that every hit reads, beside its Entries: its length, and a hint.
+//!
+//! # Safety
+//! Reserved memory is read as words, which are valid when zero.
+#![allow(unsafe_code)]
+
+use super::table::{MemorySource, ReservedArray, ZeroValid};
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64 as HintWord;
+
+/// Words that every hit reads and few calls change, on cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Hot {
+    pub(super) len_bytes: AtomicU64,
+    /// Published distance of [`Prediction`]; 0 if there is none.
+    pub(super) predicted_distance: HintWord,
+}
+
+// SAFETY: words that are valid when zero and need no dropping.
+unsafe impl ZeroValid for Hot {}
+
+/// Memory of a [`Hot`].
+#[derive(Debug)]
+pub(super) enum HotPlace {
+    /// Boxed to keep the mapping small: its alignment would double the size of a file.
+    Private(Box<Hot>),
+    /// A page of its own in memory that other processes read. Like all shared memory it is never
+    /// used for another file: no process reads the length of a wrong one.
+    Shared(ReservedArray<Hot>),
+}
+
+impl HotPlace {
+    pub(super) fn new(source: &MemorySource, len_bytes: u64) -> std::io::Result<Self> {
+        if matches!(source, MemorySource::Private) {
+            return Ok(Self::Private(Box::new(Hot::new(len_bytes))));
+        }
+        let place = ReservedArray::<Hot>::new_in(source, 1)?;
+        // Relaxed: no other thread has the file yet.
+        place.get(0).len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(Self::Shared(place))
+    }
+
+    /// Returns the offset of the words in the shared memory; `None` in private memory.
+    #[cfg(not(all(test, loom)))]
+    pub(super) fn shared_offset(&self) -> Option<u64> {
+        match self {
+            Self::Private(_) => None,
+            Self::Shared(place) => place.shared_offset(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self) -> &Hot {
+        match self {
+            Self::Private(hot) => hot,
+            Self::Shared(place) => place.get(0),
+        }
+    }
+}
+
+impl Hot {
+    pub(crate) fn new(len_bytes: u64) -> Self {
+        Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        // Acquire: pairs with the Release in `set_len_bytes`: a thread that sees the file longer
+        // sees the bytes that extended it.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// Returns what to add to a position and the base address of the frames to get the predicted
+    /// address of a byte, one byte off; 0 if there is no prediction.
+    #[inline(always)]
+    pub(crate) fn predicted_distance(&self) -> u64 {
+        self.predicted_distance.load(Ordering::Relaxed)
+    }
+}
