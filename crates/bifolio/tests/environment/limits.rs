@@ -57,6 +57,23 @@ fn assert_named(texts: &str, limits: &[&str]) {
     }
 }
 
+/// Has the C library take memory for all threads in advance. Without mappings left it gets no more,
+/// and an allocation that cannot fail ends the process. Called before other threads start.
+fn stock_malloc() {
+    const BYTES: libc::c_int = 16 << 20;
+    let settings = [
+        (libc::M_ARENA_MAX, 1),
+        (libc::M_TOP_PAD, BYTES),
+        (libc::M_TRIM_THRESHOLD, 2 * BYTES),
+        (libc::M_MMAP_THRESHOLD, BYTES),
+    ];
+    for (name, value) in settings {
+        // SAFETY: any numbers are valid arguments.
+        assert_eq!(unsafe { libc::mallopt(name, value) }, 1, "mallopt({name}) failed");
+    }
+    drop(std::hint::black_box(vec![1_u8; 1 << 20]));
+}
+
 /// Uses up the mappings of this process until `spare` are left.
 fn use_up_mappings(spare: usize) {
     const PAGE: usize = 4096;
@@ -100,6 +117,7 @@ fn threads_that_start_at_once_share_the_last_mappings() {
         for spare in (4..60).step_by(4) {
             let directory = open_directory();
             let child = Child::start(directory.path(), |_report| {
+                stock_malloc();
                 let begin = Barrier::new(STARTERS + 1);
                 thread::scope(|scope| {
                     for _ in 0..STARTERS {
