@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::children::MeasuringChild;
 
 /// Total memory of a series, unless given.
-const MEMORY_BYTES: u64 = 64 << 20;
+pub(crate) const MEMORY_BYTES: u64 = 64 << 20;
 pub(crate) const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
 /// Duration of a round, unless given.
 const SECONDS: f64 = 0.4;

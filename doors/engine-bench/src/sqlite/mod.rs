@@ -21,7 +21,9 @@ use bifolio_bench::{
 use serde_json::json;
 
 use crate::children::serve;
-use crate::rounds::{self, MEMORY_BYTES_SMOKE, Series, failed, memory_bytes, seconds_of};
+use crate::rounds::{
+    self, MEMORY_BYTES, MEMORY_BYTES_SMOKE, Series, failed, memory_bytes, seconds_of,
+};
 use crate::values;
 use session::{Opening, Round, Session, Storage, Work};
 
@@ -163,7 +165,9 @@ impl SqliteBenchmark {
                 _ => log_bytes(memory_bytes),
             };
             let others_bytes = SQLITE_BYTES * connections + of_kernel;
-            memory_bytes.saturating_sub(others_bytes).max(memory_bytes / 4)
+            let left_bytes = memory_bytes.saturating_sub(others_bytes).max(memory_bytes / 4);
+            // The VFS refuses a bound that leaves its group less than 8 MiB.
+            if memory_bytes < MEMORY_BYTES { left_bytes.min(memory_bytes / 2) } else { left_bytes }
         };
         let mut series = Vec::new();
         for ((name, storage), path) in SERIES.into_iter().zip(paths) {
