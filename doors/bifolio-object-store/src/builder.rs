@@ -1,6 +1,6 @@
 //! Building a store: settings and their limits.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use bifolio::Cache;
 use object_store::ObjectStore;
+use object_store::path::Path;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::error::CacheError;
+use super::keep::{self, Keep};
 use super::lists::Lists;
 use super::metrics::Counters;
 use super::object::Known;
@@ -46,6 +48,7 @@ pub struct CachedStoreBuilder {
     cache: Cache,
     name: Option<String>,
     disk: Option<(PathBuf, u64)>,
+    keeps: Vec<Keep>,
     memory_bytes: Option<u64>,
     part_bytes: u64,
     request_bytes_max: u64,
@@ -67,6 +70,7 @@ impl CachedStoreBuilder {
             cache: cache.clone(),
             name: None,
             disk: None,
+            keeps: Vec::new(),
             memory_bytes: None,
             part_bytes: 1 << 20,
             request_bytes_max: 8 << 20,
@@ -96,6 +100,54 @@ impl CachedStoreBuilder {
     /// the bound, which is also the maximum. Use less if the cache has other files.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory_bytes = Some(bytes);
+        self
+    }
+
+    /// Keeps bytes of objects, such as footers and indexes: parts with kept bytes have `bytes` of the
+    /// tier, which no other part takes, and with a disk tier the kept bytes are in a class of the
+    /// page cache, which has been made by [`Cache::class`]. By default all parts are alike.
+    ///
+    /// `kept` returns which bytes of an object of this name and length are kept; an empty range for
+    /// none. It is called without locks, for each read and each part that is inserted, and its result
+    /// must depend on its arguments only. Of several calls of this, the first whose `kept` has bytes of
+    /// a part counts for it.
+    ///
+    /// With a disk tier, [`Class::set_floor`](bifolio::Class::set_floor) says how much of the kept
+    /// bytes stays in memory, whatever else is read, in blocks of 64 KiB; without one, `bytes` do, in
+    /// whole parts. A part with kept bytes takes the slot of another one that was not read lately.
+    ///
+    /// A disk tier may be opened with other classes than before. A part of which bytes are to be kept
+    /// from now on is fetched again when it is read.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::sync::Arc;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let bucket = Arc::new(object_store::memory::InMemory::new());
+    /// use bifolio_object_store::CachedStore;
+    ///
+    /// let cache = bifolio::Cache::builder().memory(64 << 20).build()?;
+    /// cache.class("footers")?.set_floor(16 << 20)?;
+    /// let store = CachedStore::builder(bucket, &cache)
+    ///     .disk(folder.path(), 10 << 30)
+    ///     .keep("footers", 1 << 30, |location, size| match location.extension() {
+    ///         Some("parquet") => size.saturating_sub(64 << 10)..size,
+    ///         Some("json" | "avro") => 0..size,
+    ///         _ => 0..0,
+    ///     })
+    ///     .build()?;
+    /// # drop(store);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep(
+        mut self,
+        class: impl Into<String>,
+        bytes: u64,
+        kept: impl Fn(&Path, u64) -> Range<u64> + Send + Sync + 'static,
+    ) -> Self {
+        let (class, choose) = (class.into(), Arc::new(kept));
+        self.keeps.push(Keep { class, bytes, choose });
         self
     }
 
@@ -225,6 +277,11 @@ impl CachedStoreBuilder {
         let block_bytes = part_bytes.div_ceil(BLOCKS_MAX).next_multiple_of(4096).max(BLOCK_BYTES);
         let mut layout = Layout { part_bytes, block_bytes: block_bytes.min(part_bytes), slots: 0 };
         let counters = Arc::<Counters>::default();
+        let regions = |slots, slot_bytes| {
+            let regions = keep::regions(&self.keeps, slots, slot_bytes);
+            regions.map_err(|problem| CacheError::Config { name: "keep", problem })
+        };
+        let (timeout, counted) = (self.disk_timeout, Arc::clone(&counters));
         let tier = if let Some((directory, bytes)) = &self.disk {
             let slot_bytes = part_bytes + layout.record_bytes() as u64;
             let slots = bytes.saturating_sub(HEADER_BYTES) / slot_bytes;
@@ -232,7 +289,8 @@ impl CachedStoreBuilder {
                 return config("disk", format!("{bytes} bytes have no room for a part"));
             }
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
-            Tier::on_disk(&self.cache, directory, layout, self.disk_timeout, Arc::clone(&counters))?
+            let slots = (layout, regions(layout.slots, slot_bytes)?);
+            Tier::on_disk(&self.cache, directory, slots, timeout, counted)?
         } else {
             let bound = self.cache.stats().memory.bound_bytes;
             let most = bound / MEMORY_SHARE.1 * MEMORY_SHARE.0;
@@ -242,7 +300,8 @@ impl CachedStoreBuilder {
                 return config("memory", problem);
             }
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
-            Tier::in_memory(&self.cache, layout, self.disk_timeout, Arc::clone(&counters))?
+            let slots = (layout, regions(layout.slots, part_bytes)?);
+            Tier::in_memory(&self.cache, slots, timeout, counted)?
         };
         let bound_bytes = self.cache.stats().memory.bound_bytes;
         let default_bytes = (bound_bytes / 4).clamp(*FLIGHT_BYTES.start(), *FLIGHT_BYTES.end());
@@ -253,6 +312,7 @@ impl CachedStoreBuilder {
         let shared = Shared {
             name: self.name.unwrap_or_else(|| self.store.to_string()),
             store: self.store,
+            keeps: self.keeps,
             tier,
             known: Known::new((bound_bytes / KNOWN_PER_BYTES) as usize),
             counters,

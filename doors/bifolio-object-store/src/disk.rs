@@ -22,6 +22,9 @@ use super::states::SlotStates;
 #[derive(Debug)]
 pub(crate) struct LossyDisk {
     pub(crate) file: DiskFile,
+    /// End of the view, if the file is one of several of the cache over the same file on disk. The
+    /// cache would share the pages of files with one identity.
+    pub(crate) view_bytes: Option<u64>,
     pub(crate) counters: Arc<Counters>,
     /// Number of reads, writes and flushes that the disk has answered.
     pub(crate) answers: Arc<AtomicU64>,
@@ -73,7 +76,7 @@ impl Backing for LossyDisk {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        self.file.len_bytes()
+        self.view_bytes.map_or_else(|| self.file.len_bytes(), Ok)
     }
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
@@ -127,7 +130,7 @@ impl DirectBacking for LossyDisk {
     }
 
     fn identity(&self) -> Option<FileIdentity> {
-        self.file.identity()
+        self.file.identity().filter(|_| self.view_bytes.is_none())
     }
 
     fn direct(&self) -> DirectStatus {

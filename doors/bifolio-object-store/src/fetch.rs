@@ -300,8 +300,9 @@ impl Complete {
             let Self { expected, object, room, since } = self;
             let blocks = expected.sender.borrow().blocks().to_vec();
             let shared = Arc::clone(&expected.shared);
-            let (location, key) = (object.location(), expected.key);
-            let inserted = shared.tier.insert(location, key, &blocks, Some(expected.flight));
+            let (key, flight) = (expected.key, Some(expected.flight));
+            let place = (key, shared.kept(&object).home(key.number, &shared.tier.layout));
+            let inserted = shared.tier.insert(object.location(), place, &blocks, flight);
             add(&shared.counters.insert_us, since.elapsed().as_micros() as u64);
             shared.end_insert(inserted, (expected, blocks, room), permit);
         });
@@ -336,7 +337,7 @@ impl Shared {
     /// being written: then the cache does so later. Blocks for the disk.
     pub(crate) fn end_insert(
         self: Arc<Self>,
-        inserted: Option<Range<u64>>,
+        inserted: Option<u32>,
         taken: impl Sized,
         permit: OwnedSemaphorePermit,
     ) {
@@ -350,8 +351,8 @@ impl Shared {
             return;
         };
         drop(permit);
-        if let Some(bytes) = inserted {
-            self.tier.write_out(bytes);
+        if let Some(slot) = inserted {
+            self.tier.write_out(slot);
         }
         drop((self, writer));
     }

@@ -71,6 +71,7 @@ mod builder;
 mod disk;
 mod error;
 mod fetch;
+mod keep;
 mod line;
 mod lists;
 mod metrics;

@@ -25,6 +25,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::error::{CacheError, Failure};
 use super::fetch;
+use super::keep::{Keep, Kept};
 use super::metrics::{Counters, add};
 use super::object::{Began, Known, Object};
 use super::object_store;
@@ -44,6 +45,8 @@ const LOST_LIMIT: u32 = 12;
 /// What all handles of a store share.
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// Which bytes are kept, in the order of the regions of the tier.
+    pub(crate) keeps: Vec<Keep>,
     /// Distinguishes the objects of different stores in one disk tier.
     pub(crate) name: String,
     pub(crate) tier: Tier,
@@ -258,6 +261,30 @@ impl Shared {
         u32::try_from(object.meta.size.div_ceil(self.tier.layout.part_bytes)).ok()
     }
 
+    /// Returns what is kept of an object. Calls the program's choice.
+    pub(crate) fn kept(&self, object: &Object) -> Kept {
+        Kept::of(&self.keeps, object.location(), object.meta.size)
+    }
+
+    /// Takes room for all parts of an object from what is `left` in each region of the tier, parts.
+    /// Returns `false`, and takes none, if one has too little.
+    pub(crate) fn take_room(&self, location: &Path, bytes: u64, left: &mut [u64]) -> bool {
+        let layout = &self.tier.layout;
+        let parts = u32::try_from(bytes.div_ceil(layout.part_bytes)).unwrap_or(u32::MAX);
+        let mut rest = left.to_vec();
+        if u64::from(parts) > rest.iter().sum() {
+            return false;
+        }
+        let kept = Kept::of(&self.keeps, location, bytes);
+        for number in 0..parts {
+            let room = &mut rest[kept.home(number, layout).region];
+            let Some(after) = room.checked_sub(1) else { return false };
+            *room = after;
+        }
+        left.copy_from_slice(&rest);
+        true
+    }
+
     /// Finds the parts of the ranges, and sends requests for those that are absent.
     fn plan(
         self: &Arc<Self>,
@@ -276,10 +303,15 @@ impl Shared {
         numbers.dedup();
         let mut plan = Plan { sources: HashMap::new(), fetches: Vec::new(), is_confirmed: false };
         let mut absent = Vec::new();
+        // Without the lock: the choice is the program's.
+        let kept = self.kept(object);
         let mut table = self.tier.table();
         for number in numbers {
             let key = PartKey { object: object.id, number };
-            let place = if may_use_slots { table.find(&key) } else { table.find_flight(&key) };
+            let place = match may_use_slots {
+                true => table.find(&key, &kept.home(number, &self.tier.layout)),
+                false => table.find_flight(&key),
+            };
             match place {
                 Place::Slot(snapshot) => {
                     plan.sources.insert(number, Source::Slot(snapshot));
@@ -297,7 +329,7 @@ impl Shared {
             }
         }
         let mut prepared = Vec::new();
-        for parts in self.runs(&mut table, object, &absent) {
+        for parts in self.runs(&table, object, &absent) {
             plan.is_confirmed = true;
             let numbers = parts.clone();
             let (fetch, results, run) =
@@ -314,7 +346,7 @@ impl Shared {
 
     /// Returns the runs of parts to request: adjacent ones, and small gaps of absent ones between. A
     /// connection sends at a rate of its own, so a run is divided into several requests.
-    fn runs(&self, table: &mut Table, object: &Object, absent: &[u32]) -> Vec<Range<u32>> {
+    fn runs(&self, table: &Table, object: &Object, absent: &[u32]) -> Vec<Range<u32>> {
         let mut runs: Vec<Range<u32>> = Vec::new();
         for &number in absent {
             if let Some(run) = runs.last_mut() {
@@ -323,7 +355,7 @@ impl Shared {
                     && number - run.start < self.run_parts_max
                     && gap.all(|number| {
                         let key = PartKey { object: object.id, number };
-                        matches!(table.find(&key), Place::Absent)
+                        table.is_absent(&key)
                     });
                 if is_joined {
                     run.end = number + 1;

@@ -1,9 +1,9 @@
 //! The table of parts: which slot each cached part is in, and which parts are being fetched.
 //!
 //! One lock covers both, so that a part is never fetched twice: it leaves the fetches in the same
-//! step in which it appears in a slot. Slots are reused in the order of CLOCK: a slot that was read
-//! since the hand passed it last gets a second chance. A new part has none yet, so that a scan does
-//! not evict what is read again and again.
+//! step in which it appears in a slot. Slots of a region (`keep.rs`) are reused in the order of CLOCK:
+//! a slot that was read since the hand passed it last gets a second chance. A new part has none yet,
+//! so that a scan does not evict what is read again and again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -14,6 +14,7 @@ use object_store::path::Path;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::keep::{Home, Region};
 use super::object::ObjectId;
 use super::object_store;
 use super::received::Received;
@@ -63,6 +64,7 @@ pub(crate) struct Snapshot {
     pub(crate) slot: u32,
     pub(crate) length_bytes: u32,
     pub(crate) checksums: Arc<[u64]>,
+    pub(crate) kept_blocks: Range<u32>,
     /// The state of the slot when the part was found in it.
     pub(crate) state: SlotState,
 }
@@ -76,6 +78,8 @@ enum Slot {
         key: PartKey,
         length_bytes: u32,
         checksums: Arc<[u64]>,
+        /// `None` until the part is found first after a restart.
+        kept_blocks: Option<Range<u32>>,
         is_used: bool,
     },
 }
@@ -86,6 +90,14 @@ pub(crate) struct Taken {
     pub(crate) slot: u32,
     /// Length of the part that was evicted from it; 0 if there was none.
     pub(crate) evicted_bytes: u32,
+}
+
+/// The slots of a region.
+#[derive(Debug)]
+struct RegionSlots {
+    slots: Range<u32>,
+    free: Vec<u32>,
+    hand: u32,
 }
 
 /// An object of which parts are cached.
@@ -101,42 +113,57 @@ pub(crate) struct Table {
     places: HashMap<PartKey, u32>,
     /// The objects of the parts in `places`.
     objects: HashMap<ObjectId, Cached>,
+    /// All slots of kept parts, and as many of the last region as have been used.
     slots: Vec<Slot>,
     states: Arc<SlotStates>,
-    slots_max: u32,
-    free: Vec<u32>,
-    hand: usize,
+    regions: Vec<RegionSlots>,
     flights: HashMap<PartKey, Flight>,
     next_flight: u64,
 }
 
 impl Table {
-    pub(crate) fn new(slots_max: u32, states: Arc<SlotStates>) -> Self {
+    pub(crate) fn new(regions: &[Region], states: Arc<SlotStates>) -> Self {
+        let regions = regions.iter().map(|region| {
+            let slots = region.slots.clone();
+            // Those of kept parts, the first one on top; the last region grows.
+            let free = if region.class.is_some() { slots.clone().rev().collect() } else { vec![] };
+            RegionSlots { hand: slots.start, slots, free }
+        });
+        let regions: Vec<_> = regions.collect();
+        let kept_slots = regions.last().map_or(0, |last| last.slots.start);
         Self {
             places: HashMap::new(),
             objects: HashMap::new(),
-            slots: Vec::new(),
+            slots: (0..kept_slots).map(|_| Slot::Free).collect(),
             states,
-            slots_max,
-            free: Vec::new(),
-            hand: 0,
+            regions,
             flights: HashMap::new(),
             next_flight: 0,
         }
     }
 
-    /// Returns where a part is, and marks its slot as used.
-    pub(crate) fn find(&mut self, key: &PartKey) -> Place {
+    /// Returns where a part is, and marks its slot as used. A part that is to be kept and is in a slot
+    /// of another region, since an earlier process did not keep it, is absent.
+    pub(crate) fn find(&mut self, key: &PartKey, home: &Home) -> Place {
         if let Some(&slot) = self.places.get(key)
-            && let Slot::Ready { length_bytes, checksums, is_used, .. } =
+            && let is_at_home = self.regions[home.region].slots.contains(&slot)
+            && (is_at_home || self.is_last(home.region))
+            && let Slot::Ready { length_bytes, checksums, kept_blocks, is_used, .. } =
                 &mut self.slots[slot as usize]
         {
-            *is_used = true;
+            // A part that is not kept leaves the slot of a kept one when the hand comes.
+            *is_used |= is_at_home;
             let (length_bytes, checksums) = (*length_bytes, Arc::clone(checksums));
             let state = self.states.get(slot);
-            return Place::Slot(Snapshot { slot, length_bytes, checksums, state });
+            let kept_blocks = kept_blocks.get_or_insert_with(|| home.kept_blocks.clone()).clone();
+            return Place::Slot(Snapshot { slot, length_bytes, checksums, kept_blocks, state });
         }
         self.find_flight(key)
+    }
+
+    /// Returns `true` if a part is in no slot and not on its way.
+    pub(crate) fn is_absent(&self, key: &PartKey) -> bool {
+        !self.places.contains_key(key) && matches!(self.find_flight(key), Place::Absent)
     }
 
     /// Returns where a part comes from, if it is not to be read from its slot.
@@ -199,33 +226,39 @@ impl Table {
         flights.filter(is_due).map(|it| it.result.clone()).collect()
     }
 
-    /// Takes a slot for a new part, evicting another one if none is free. Returns `None` if all
-    /// slots are being written.
-    pub(crate) fn take_slot(&mut self) -> Option<Taken> {
-        let taken = self.find_slot()?;
+    fn is_last(&self, region: usize) -> bool {
+        region + 1 == self.regions.len()
+    }
+
+    /// Takes a slot of a region for a new part, evicting another one if none is free. Returns `None`
+    /// if all its slots are being written.
+    pub(crate) fn take_slot(&mut self, region: usize) -> Option<Taken> {
+        let taken = self.find_slot(region)?;
         self.states.change(taken.slot);
         Some(taken)
     }
 
-    fn find_slot(&mut self) -> Option<Taken> {
-        if let Some(slot) = self.free.pop() {
+    fn find_slot(&mut self, region: usize) -> Option<Taken> {
+        let is_last = self.is_last(region);
+        let RegionSlots { slots, free, hand } = &mut self.regions[region];
+        if let Some(slot) = free.pop() {
             self.slots[slot as usize] = Slot::Busy;
             return Some(Taken { slot, evicted_bytes: 0 });
         }
-        if (self.slots.len() as u64) < u64::from(self.slots_max) {
+        if is_last && self.slots.len() < slots.end as usize {
             self.slots.push(Slot::Busy);
             return Some(Taken { slot: self.slots.len() as u32 - 1, evicted_bytes: 0 });
         }
-        for _ in 0..2 * self.slots.len() {
-            let slot = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            match &mut self.slots[slot] {
+        for _ in 0..2 * slots.len() {
+            let slot = *hand;
+            *hand = if slot + 1 < slots.end { slot + 1 } else { slots.start };
+            match &mut self.slots[slot as usize] {
                 Slot::Ready { is_used, .. } if *is_used => *is_used = false,
                 Slot::Ready { key, length_bytes, .. } => {
-                    let taken = Taken { slot: slot as u32, evicted_bytes: *length_bytes };
+                    let taken = Taken { slot, evicted_bytes: *length_bytes };
                     let key = *key;
                     self.remove_place(&key);
-                    self.slots[slot] = Slot::Busy;
+                    self.slots[slot as usize] = Slot::Busy;
                     return Some(taken);
                 }
                 Slot::Free | Slot::Busy => {}
@@ -234,12 +267,19 @@ impl Table {
         None
     }
 
-    /// Makes a part that was written to its slot readable. Returns `true` if it is the first one of
-    /// its object.
-    pub(crate) fn publish(&mut self, slot: u32, record: Record, location: &Path) -> bool {
+    /// Makes a part that was written to its slot readable, or that is there after a restart: then its
+    /// kept blocks are not known. Returns `true` if it is the first one of its object.
+    pub(crate) fn publish(
+        &mut self,
+        slot: u32,
+        record: Record,
+        kept_blocks: Option<Range<u32>>,
+        location: &Path,
+    ) -> bool {
         let Record { key, length_bytes, checksums } = record;
         let checksums = checksums.into();
-        self.slots[slot as usize] = Slot::Ready { key, length_bytes, checksums, is_used: false };
+        self.slots[slot as usize] =
+            Slot::Ready { key, length_bytes, checksums, kept_blocks, is_used: false };
         if let Some(old) = self.places.insert(key, slot) {
             self.free_slot(old);
             return false;
@@ -267,23 +307,38 @@ impl Table {
         self.objects.iter().map(|(id, object)| (*id, &object.location))
     }
 
-    /// Adds a slot with what a record says about it, at start. A part without a name is not
-    /// restored.
-    pub(crate) fn restore(&mut self, record: Option<Record>, names: &HashMap<ObjectId, Path>) {
-        let slot = self.slots.len() as u32;
-        self.slots.push(Slot::Busy);
-        let location = record.as_ref().and_then(|record| names.get(&record.key.object));
-        match (record, location) {
-            (Some(record), Some(location)) => {
-                self.publish(slot, record, location);
+    /// Restores the slots from the first one on, with what their records say. A part without a name
+    /// is not restored. One that was kept later is in two slots, the kept one first.
+    pub(crate) fn restore(
+        &mut self,
+        records: impl IntoIterator<Item = Option<Record>>,
+        names: &HashMap<ObjectId, Path>,
+    ) {
+        let kept_slots = self.slots.len();
+        for (slot, record) in (0_u32..).zip(records) {
+            if slot as usize >= self.slots.len() {
+                self.slots.push(Slot::Busy);
             }
-            _ => self.free_slot(slot),
+            let record = record.filter(|record| !self.places.contains_key(&record.key));
+            match record.and_then(|record| Some((names.get(&record.key.object)?, record))) {
+                Some((location, record)) => {
+                    self.publish(slot, record, None, location);
+                }
+                // Those of kept parts are free already.
+                None if (slot as usize) < kept_slots => {}
+                None => self.free_slot(slot),
+            }
+        }
+        let Self { slots, regions, .. } = self;
+        for region in regions {
+            region.free.retain(|slot| matches!(slots[*slot as usize], Slot::Free));
         }
     }
 
     pub(crate) fn free_slot(&mut self, slot: u32) {
         self.slots[slot as usize] = Slot::Free;
-        self.free.push(slot);
+        let region = self.regions.partition_point(|region| region.slots.end <= slot);
+        self.regions[region].free.push(slot);
     }
 
     /// Removes a part whose bytes were found to be wrong. Returns `false` if it has left the slot
@@ -346,19 +401,34 @@ mod tests {
     use super::*;
 
     fn table(slots: u32) -> Table {
+        with_regions(&[Region { slots: 0..slots, class: None }])
+    }
+
+    fn with_regions(regions: &[Region]) -> Table {
+        let slots = regions.last().unwrap().slots.end;
         let layout = Layout { part_bytes: 4096, block_bytes: 4096, slots };
-        Table::new(slots, Arc::new(SlotStates::new(&layout)))
+        Table::new(regions, Arc::new(SlotStates::new(&layout)))
     }
 
     fn key(number: u32) -> PartKey {
         PartKey { object: [1; 16], number }
     }
 
+    fn home(region: usize) -> Home {
+        Home { region, kept_blocks: 0..1 }
+    }
+
+    fn record(number: u32) -> Record {
+        Record { key: key(number), length_bytes: 10, checksums: [u64::from(number)].into() }
+    }
+
     fn insert(table: &mut Table, number: u32) -> Taken {
-        let taken = table.take_slot().expect("a slot");
-        let checksums = [u64::from(number)].into();
-        let record = Record { key: key(number), length_bytes: 10, checksums };
-        table.publish(taken.slot, record, &Path::from("object"));
+        insert_in(table, number, 0)
+    }
+
+    fn insert_in(table: &mut Table, number: u32, region: usize) -> Taken {
+        let taken = table.take_slot(region).expect("a slot");
+        table.publish(taken.slot, record(number), Some(0..0), &Path::from("object"));
         taken
     }
 
@@ -371,7 +441,7 @@ mod tests {
         let mut table = table(4);
         for number in 0..100 {
             insert(&mut table, number);
-            assert!(matches!(table.find(&key(0)), Place::Slot(_)), "after part {number}");
+            assert!(matches!(table.find(&key(0), &home(0)), Place::Slot(_)), "after part {number}");
         }
         assert_eq!((table.len(), table.objects[&[1; 16]].parts), (4, 4));
     }
@@ -379,11 +449,11 @@ mod tests {
     #[test]
     fn slots_being_written_are_not_taken_again() {
         let mut table = table(2);
-        let (first, second) = (table.take_slot().unwrap(), table.take_slot().unwrap());
+        let (first, second) = (table.take_slot(0).unwrap(), table.take_slot(0).unwrap());
         assert_ne!(first.slot, second.slot);
-        assert!(table.take_slot().is_none());
+        assert!(table.take_slot(0).is_none());
         table.free_slot(second.slot);
-        assert_eq!(table.take_slot().unwrap().slot, second.slot);
+        assert_eq!(table.take_slot(0).unwrap().slot, second.slot);
     }
 
     #[test]
@@ -403,19 +473,63 @@ mod tests {
         assert!(!holds(&table, 0) && !holds(&table, 1) && holds(&table, 2));
         assert_eq!(table.remove_object([1; 16], 0..u32::MAX).0.len(), 1);
         assert_eq!((table.len(), table.objects.len()), (0, 0));
-        assert!(table.take_slot().is_none());
+        assert!(table.take_slot(0).is_none());
     }
 
     #[test]
     fn a_wrong_part_is_removed_only_from_its_own_slot() {
         let mut table = table(1);
         insert(&mut table, 0);
-        let Place::Slot(old) = table.find(&key(0)) else { panic!("part 0 is cached") };
+        let Place::Slot(old) = table.find(&key(0), &home(0)) else { panic!("part 0 is cached") };
         insert(&mut table, 1);
         insert(&mut table, 0);
         assert!(!table.remove_wrong(&key(0), &old));
-        let Place::Slot(new) = table.find(&key(0)) else { panic!("part 0 is cached") };
+        let Place::Slot(new) = table.find(&key(0), &home(0)) else { panic!("part 0 is cached") };
         assert!(table.remove_wrong(&key(0), &new));
-        assert_eq!((table.len(), table.free.len()), (0, 1));
+        assert_eq!((table.len(), table.regions[0].free.len()), (0, 1));
+    }
+
+    #[test]
+    fn parts_take_slots_of_their_own_region_only() {
+        let regions = [0..2, 2..5].map(|slots| Region { slots, class: None });
+        let kept = Region { class: Some("kept".into()), ..regions[0].clone() };
+        let mut table = with_regions(&[kept, regions[1].clone()]);
+        for number in 0..2 {
+            assert!(insert_in(&mut table, number, 0).slot < 2);
+        }
+        for number in 10..100 {
+            let slot = insert_in(&mut table, number, 1).slot;
+            assert!(slot >= 2, "part {number} is in slot {slot}");
+        }
+        assert!(holds(&table, 0) && holds(&table, 1) && table.len() == 5);
+        // A third one takes the slot of another kept one, which was not read.
+        assert!(matches!(table.find(&key(0), &home(0)), Place::Slot(_)));
+        insert_in(&mut table, 2, 0);
+        assert!(holds(&table, 0) && !holds(&table, 1) && holds(&table, 2) && holds(&table, 99));
+    }
+
+    #[test]
+    fn a_restored_part_that_is_kept_now_is_absent_and_others_lose_the_slots_of_kept_ones() {
+        let kept = Region { slots: 0..2, class: Some("kept".into()) };
+        let mut table = with_regions(&[kept, Region { slots: 2..9, class: None }]);
+        let names = HashMap::from([([1; 16], Path::from("object"))]);
+        // Part 4 was kept, and is in two slots.
+        let records = [Some(record(0)), Some(record(4)), None, Some(record(4)), Some(record(5))];
+        table.restore(records, &names);
+        assert_eq!((table.len(), table.slots.len()), (3, 5));
+        assert!(matches!(table.find(&key(5), &home(0)), Place::Absent));
+        assert!(matches!(table.find(&key(5), &home(1)), Place::Slot(_)));
+        let Place::Slot(found) = table.find(&key(4), &home(0)) else { panic!("part 4 is kept") };
+        // Its blocks stay where its first reader has found them.
+        let again = table.find(&key(4), &Home { region: 0, kept_blocks: 0..0 });
+        let Place::Slot(again) = again else { panic!("part 4 is kept") };
+        assert_eq!((found.slot, found.kept_blocks, again.kept_blocks), (1, 0..1, 0..1));
+        // Part 0 is in the slot of a kept one, which it gives up although it is read.
+        assert!(matches!(table.find(&key(0), &home(1)), Place::Slot(_)));
+        assert_eq!(insert_in(&mut table, 6, 0).slot, 0);
+        assert!(!holds(&table, 0) && holds(&table, 4));
+        let slots: HashSet<u32> = (10..16).map(|it| insert_in(&mut table, it, 1).slot).collect();
+        assert_eq!(slots.len(), 6);
+        assert!(slots.iter().all(|slot| *slot >= 2) && holds(&table, 5));
     }
 }

@@ -1,5 +1,6 @@
-//! The slots of the parts: in a memory file of the cache, or in a file of the disk tier, which the
-//! cache keeps in memory as far as there is room.
+//! The slots of the parts: in memory files of the cache, or in a file of the disk tier, which the
+//! cache keeps in memory as far as there is room. For the kept blocks of a disk tier it has another
+//! file for each class (`keep.rs`), over the same file on disk.
 //!
 //! A block is checked when it was read from the disk, and not again while it stays in memory: the
 //! slot's state says so, and that the slot was not reused between the look-up and the end of the
@@ -14,6 +15,7 @@
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read};
+use std::mem;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -37,6 +39,7 @@ use tokio::time::timeout;
 
 use super::disk::LossyDisk;
 use super::error::CacheError;
+use super::keep::{Home, Region};
 use super::metrics::{Counters, add};
 use super::names::{NAMES, Names};
 use super::object::ObjectId;
@@ -68,8 +71,9 @@ pub(crate) enum Miss {
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub(crate) layout: Layout,
-    /// `None` once the tier is being dropped.
-    file: Option<bifolio::File>,
+    pub(crate) regions: Vec<Region>,
+    /// The file of each region, or one for all in memory; empty once the tier is being dropped.
+    files: Vec<bifolio::File>,
     disk: Option<Disk>,
     table: Mutex<Table>,
     states: Arc<SlotStates>,
@@ -114,16 +118,16 @@ impl Tier {
     /// Creates an empty tier in memory.
     pub(crate) fn in_memory(
         cache: &Cache,
-        layout: Layout,
+        (layout, regions): (Layout, Vec<Region>),
         timeout: Duration,
         counters: Arc<Counters>,
     ) -> Result<Self, CacheError> {
         let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
         let file = cache.memory_file_with("parts of objects", &options);
-        let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
+        let files = vec![file.map_err(|error| CacheError::Cache(Arc::new(error)))?];
         let states = Arc::new(SlotStates::new(&layout));
-        let table = Table::new(layout.slots, Arc::clone(&states));
-        Ok(Self::new(layout, file, None, (table, states), timeout, counters))
+        let table = Table::new(&regions, Arc::clone(&states));
+        Ok(Self::new((layout, regions), files, None, (table, states), timeout, counters))
     }
 
     /// Opens a tier on disk, with the parts that an earlier process left there. Blocks until the
@@ -131,7 +135,7 @@ impl Tier {
     pub(crate) fn on_disk(
         cache: &Cache,
         directory: &Path,
-        layout: Layout,
+        slots: (Layout, Vec<Region>),
         timeout: Duration,
         counters: Arc<Counters>,
     ) -> Result<Self, CacheError> {
@@ -139,7 +143,7 @@ impl Tier {
         let (cache, path) = (cache.clone(), directory.to_owned());
         let open = move || {
             let answered = || drop(answer.send(None));
-            let opened = Self::open(&cache, &path, layout, timeout, counters, &answered);
+            let opened = Self::open(&cache, &path, slots, timeout, counters, &answered);
             // Dropped, and so closed, if it is late.
             let _ = answer.send(Some(opened));
         };
@@ -165,7 +169,7 @@ impl Tier {
     fn open(
         cache: &Cache,
         directory: &Path,
-        layout: Layout,
+        (layout, regions): (Layout, Vec<Region>),
         timeout: Duration,
         counters: Arc<Counters>,
         answered: &dyn Fn(),
@@ -199,46 +203,69 @@ impl Tier {
         answered();
         let data = open(DATA)?;
         answered();
-        if data.metadata().map_err(failed(DATA))?.len() > file_bytes(&layout) {
+        if data.metadata().map_err(failed(DATA))?.len() != file_bytes(&layout) {
+            // Sparse: the space is used part by part.
             data.set_len(file_bytes(&layout)).map_err(failed(DATA))?;
         }
         answered();
-        let options = OpenOptions::new().write(true);
-        let file = DiskFile::open(directory.join(DATA), &options)
-            .map_err(|error| failed(DATA)(io::Error::other(error)))?;
-        answered();
         let (answers, states) = (Arc::default(), Arc::new(SlotStates::new(&layout)));
-        let disk = LossyDisk {
-            file,
-            counters: Arc::clone(&counters),
-            answers: Arc::clone(&answers),
-            states: Arc::clone(&states),
-        };
-        let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
-        let file = cache.open_backing(Arc::new(disk), &options);
-        let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        answered();
-        // Sparse: the space is used part by part.
-        let resized = file.set_len(file_bytes(&layout));
-        resized.map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        let mut table = Table::new(layout.slots, Arc::clone(&states));
-        records.into_iter().for_each(|record| table.restore(record, &locations));
+        let mut files = Vec::with_capacity(regions.len());
+        for region in &regions {
+            let file = DiskFile::open(directory.join(DATA), &OpenOptions::new().write(true))
+                .map_err(|error| failed(DATA)(io::Error::other(error)))?;
+            answered();
+            let disk = LossyDisk {
+                file,
+                view_bytes: region
+                    .class
+                    .is_some()
+                    .then(|| u64::from(region.slots.end) * layout.part_bytes),
+                counters: Arc::clone(&counters),
+                answers: Arc::clone(&answers),
+                states: Arc::clone(&states),
+            };
+            let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
+            let options = match &region.class {
+                Some(class) => options.class(class),
+                None => options,
+            };
+            let file = cache.open_backing(Arc::new(disk), &options);
+            files.push(file.map_err(|error| CacheError::Cache(Arc::new(error)))?);
+            answered();
+        }
+        let mut table = Table::new(&regions, Arc::clone(&states));
+        table.restore(records, &locations);
         let (names, directory) = (Mutex::new(names), directory.to_owned());
         let disk = Disk { index, names, _lock: lock, directory, answers };
-        Ok(Self::new(layout, file, Some(disk), (table, states), timeout, counters))
+        Ok(Self::new((layout, regions), files, Some(disk), (table, states), timeout, counters))
     }
 
     fn new(
-        layout: Layout,
-        file: bifolio::File,
+        (layout, regions): (Layout, Vec<Region>),
+        files: Vec<bifolio::File>,
         disk: Option<Disk>,
         (table, states): (Table, Arc<SlotStates>),
         timeout: Duration,
         counters: Arc<Counters>,
     ) -> Self {
         let (table, opened_at) = (Mutex::new(table), Instant::now());
-        let (file, paused_until_us) = (Some(file), AtomicU64::new(0));
-        Self { layout, file, disk, table, states, counters, timeout, opened_at, paused_until_us }
+        Self {
+            layout,
+            regions,
+            files,
+            disk,
+            table,
+            states,
+            counters,
+            timeout,
+            opened_at,
+            paused_until_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns how many parts each region has room for.
+    pub(crate) fn room(&self) -> Vec<u64> {
+        self.regions.iter().map(|region| region.slots.len() as u64).collect()
     }
 
     /// Returns the time without an answer after which the disk hangs.
@@ -246,8 +273,11 @@ impl Tier {
         self.timeout.saturating_mul(HANG)
     }
 
-    fn file(&self) -> &bifolio::File {
-        self.file.as_ref().expect("only a drop takes it")
+    /// Returns the file of the kept blocks of a slot, or of its other blocks.
+    fn file(&self, slot: u32, is_kept: bool) -> &bifolio::File {
+        let last = self.files.len() - 1;
+        let region = self.regions.partition_point(|region| region.slots.end <= slot);
+        &self.files[if is_kept { region.min(last) } else { last }]
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
@@ -272,17 +302,51 @@ impl Tier {
         if range.end > u64::from(snapshot.length_bytes) {
             return Err(Miss::Lost);
         }
-        if self.read_verified(snapshot, &range, target) {
-            add(&self.counters.memory_hits, 1);
-            return Ok(());
+        let mut rest = target;
+        for (range, is_kept) in self.pieces(snapshot, &range) {
+            let length = (range.end - range.start) as usize;
+            let (target, left) = mem::take(&mut rest).split_at_mut(length);
+            rest = left;
+            if self.read_verified(snapshot, &range, is_kept, target) {
+                add(&self.counters.memory_hits, 1);
+            } else {
+                self.read_unverified(key, snapshot, range, is_kept, target, runtime).await?;
+            }
         }
+        Ok(())
+    }
+
+    /// Divides a range of a part into those that are in one file: before, in and after the kept
+    /// blocks. The others are left out.
+    fn pieces(
+        &self,
+        snapshot: &Snapshot,
+        range: &Range<u64>,
+    ) -> impl Iterator<Item = (Range<u64>, bool)> + use<> {
+        let at = |block| (u64::from(block) * self.layout.block_bytes).clamp(range.start, range.end);
+        let (start, end) = (at(snapshot.kept_blocks.start), at(snapshot.kept_blocks.end));
+        let pieces = [(range.start..start, false), (start..end, true), (end..range.end, false)];
+        pieces.into_iter().filter(|(piece, _)| !piece.is_empty())
+    }
+
+    /// Reads bytes that are on the disk, or in memory and not verified.
+    async fn read_unverified(
+        &self,
+        key: &PartKey,
+        snapshot: &Snapshot,
+        range: Range<u64>,
+        is_kept: bool,
+        target: &mut [u8],
+        runtime: &Handle,
+    ) -> Result<(), Miss> {
         let block = self.layout.block_bytes;
         let start = range.start / block * block;
         let end = range.end.next_multiple_of(block).min(u64::from(snapshot.length_bytes));
-        let position = self.slot_position(snapshot.slot) + start;
         let mut before = self.states.get(snapshot.slot);
         let buffer = vec![0; (end - start) as usize];
-        let (result, was_in_memory) = self.read_file(position, buffer, runtime).await?;
+        let file = self.file(snapshot.slot, is_kept);
+        let position = self.slot_position(snapshot.slot) + start;
+        let (result, was_in_memory) = self.read_file(file, position, buffer, runtime).await?;
         let blocks = self.blocks(&(start..end));
         add(&self.counters.verified_bytes, end - start);
         let is_right = |bytes: &Vec<u8>| {
@@ -301,7 +365,7 @@ impl Tier {
         if !was_in_memory {
             // What was read, and came from the disk meanwhile, may have left memory again.
             before = self.states.get(snapshot.slot);
-            if !self.has_in_memory(position, &bytes) {
+            if !has_in_memory(file, position, &bytes) {
                 return Ok(());
             }
         }
@@ -310,24 +374,23 @@ impl Tier {
     }
 
     /// Copies verified bytes that are in memory. Returns `false` if some of them are not.
-    fn read_verified(&self, snapshot: &Snapshot, range: &Range<u64>, target: &mut [u8]) -> bool {
+    fn read_verified(
+        &self,
+        snapshot: &Snapshot,
+        range: &Range<u64>,
+        is_kept: bool,
+        target: &mut [u8],
+    ) -> bool {
         let (slot, before) = (snapshot.slot, self.states.get(snapshot.slot));
         // The slot has held the part since it was found there, and its bytes have been right since
         // `before`.
         before.is_unchanged(snapshot.state)
             && before.covers(&self.blocks(range))
-            && self.file().try_read_at(target, self.slot_position(slot) + range.start).ok()
-                == Some(target.len())
+            && {
+                let (file, position) = (self.file(slot, is_kept), self.slot_position(slot));
+                file.try_read_at(target, position + range.start).ok() == Some(target.len())
+            }
             && self.states.get(slot).is_unchanged(before)
-    }
-
-    /// Returns `true` if these bytes of the file are in memory.
-    fn has_in_memory(&self, position: u64, bytes: &[u8]) -> bool {
-        let mut page = [0; 4096];
-        (position..).step_by(page.len()).zip(bytes.chunks(page.len())).all(|(position, bytes)| {
-            let page = &mut page[..bytes.len()];
-            self.file().try_read_at(page, position).ok() == Some(bytes.len()) && page == bytes
-        })
     }
 
     /// Returns the blocks of a range of a part.
@@ -340,19 +403,20 @@ impl Tier {
     /// was all in memory.
     async fn read_file(
         &self,
+        file: &bifolio::File,
         position: u64,
         mut buffer: Vec<u8>,
         runtime: &Handle,
     ) -> Result<(bifolio::Result<Vec<u8>>, bool), Miss> {
         if self.is_paused() {
-            if self.file().try_read_at(&mut buffer, position).ok() == Some(buffer.len()) {
+            if file.try_read_at(&mut buffer, position).ok() == Some(buffer.len()) {
                 add(&self.counters.memory_hits, 1);
                 return Ok((Ok(buffer), true));
             }
             add(&self.counters.disk_late, 1);
             return Err(Miss::Late);
         }
-        let mut future = self.file().read_async(buffer, position);
+        let mut future = file.read_async(buffer, position);
         let first = poll_fn(|context| Poll::Ready(Pin::new(&mut future).poll(context))).await;
         if let Poll::Ready(result) = first {
             add(&self.counters.memory_hits, 1);
@@ -377,16 +441,16 @@ impl Tier {
         Ok((result, false))
     }
 
-    /// Puts a part into a slot, unless it comes with a flight that has ended. Blocks while the cache
-    /// is busy. Returns the bytes to [write out](Self::write_out).
+    /// Puts a part into a slot of its region, unless it comes with a flight that has ended. Blocks
+    /// while the cache is busy. Returns the slot, to be [written out](Self::write_out).
     pub(crate) fn insert(
         &self,
         location: &Location,
-        key: PartKey,
+        (key, home): (PartKey, Home),
         blocks: &[Bytes],
         flight: Option<u64>,
-    ) -> Option<Range<u64>> {
-        let Some(taken) = self.table().take_slot() else {
+    ) -> Option<u32> {
+        let Some(taken) = self.table().take_slot(home.region) else {
             add(&self.counters.not_inserted, 1);
             return None;
         };
@@ -401,14 +465,22 @@ impl Tier {
         let end = position + length_bytes;
         if self.disk.is_none() && u64::from(taken.evicted_bytes) > length_bytes {
             // Ends inside the slot. A failure costs memory that the next part of the slot uses.
-            let _ = self.file().punch_hole(end..position + self.layout.part_bytes);
+            let _ = self.file(slot, false).punch_hole(end..position + self.layout.part_bytes);
         }
         let before = self.states.get(slot);
         let mut checksums = Vec::with_capacity(blocks.len());
         let mut next = position;
         for (number, block) in blocks.iter().enumerate() {
             checksums.push(key.block_checksum(number, block));
-            if self.file().write_all_at(block, next).is_err() {
+            let is_kept = home.kept_blocks.contains(&(number as u32));
+            let file = self.file(slot, is_kept);
+            let mut written = file.write_all_at(block, next);
+            let other = self.file(slot, !is_kept);
+            if self.is_kept(slot) && has_unwritten(other, next..next + block.len() as u64) {
+                // What the part before this one has there would be written over this block.
+                written = written.and_then(|()| other.write_all_at(block, next));
+            }
+            if written.is_err() {
                 add(&self.counters.not_inserted, 1);
                 self.erase(&[slot]);
                 return None;
@@ -427,7 +499,7 @@ impl Tier {
             let is_wanted = flight.is_none_or(|flight| table.has_flight(&key, flight));
             is_wanted.then(|| {
                 self.states.verified(slot, before, &(0..blocks.len()));
-                table.publish(slot, record, location)
+                table.publish(slot, record, Some(home.kept_blocks), location)
             })
         };
         let Some(is_first) = published else {
@@ -440,15 +512,25 @@ impl Tier {
             self.add_name(&key.object, location);
         }
         add(&self.counters.inserted, 1);
-        Some(position..end)
+        Some(slot)
     }
 
     /// Writes a part to the disk, if there is one. Blocks for it.
-    pub(crate) fn write_out(&self, bytes: Range<u64>) {
+    pub(crate) fn write_out(&self, slot: u32) {
         if self.disk.is_some() {
+            let position = self.slot_position(slot);
+            let bytes = position..position + self.layout.part_bytes;
             // Fails for a closed cache only; then the part is lost with the process.
-            let _ = self.file().write_out(bytes);
+            let _ = self.file(slot, false).write_out(bytes.clone());
+            if self.is_kept(slot) {
+                let _ = self.file(slot, true).write_out(bytes);
+            }
         }
+    }
+
+    /// Returns `true` if blocks of a slot may be in two files.
+    fn is_kept(&self, slot: u32) -> bool {
+        self.files.len() > 1 && self.regions.last().is_some_and(|last| slot < last.slots.start)
     }
 
     /// Notes the name of an object in the disk tier. Blocks.
@@ -481,7 +563,8 @@ impl Tier {
                 None => {
                     let position = self.slot_position(slot);
                     // A failure costs memory that the next part of the slot uses.
-                    let _ = self.file().punch_hole(position..position + self.layout.part_bytes);
+                    let bytes = position..position + self.layout.part_bytes;
+                    let _ = self.file(slot, false).punch_hole(bytes);
                 }
             }
         }
@@ -512,7 +595,9 @@ impl Tier {
     /// Makes the disk tier durable. Blocks.
     pub(crate) fn sync(&self) -> Result<(), CacheError> {
         let Some(Disk { index, names, .. }) = &self.disk else { return Ok(()) };
-        self.file().sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
+        for file in &self.files {
+            file.sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
+        }
         let failed = |name: &str| {
             let path = name.into();
             |source| CacheError::Disk { path, source: Arc::new(source) }
@@ -530,11 +615,11 @@ impl Tier {
 impl Drop for Tier {
     /// Closes the files of a disk tier in a thread, and waits for it until the disk hangs.
     fn drop(&mut self) {
-        let (file, Some(disk)) = (self.file.take(), self.disk.take()) else { return };
+        let (files, Some(disk)) = (mem::take(&mut self.files), self.disk.take()) else { return };
         let answers = Arc::clone(&disk.answers);
         let (closing, closed) = mpsc::channel::<()>();
         // In this thread if there is none. The lock is the last to go.
-        let close = move || drop((file, disk, closing));
+        let close = move || drop((files, disk, closing));
         let _ = thread::Builder::new().name("close-tier".into()).spawn(close);
         // Relaxed: only the value counts, here and below.
         let mut before = answers.load(Ordering::Relaxed);
@@ -555,6 +640,20 @@ pub(crate) fn above_standard(file: fs::File) -> io::Result<fs::File> {
         return Ok(file);
     }
     Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?.into())
+}
+
+/// Returns `true` if some of these bytes of a file are newer than the disk, or being written to it.
+fn has_unwritten(file: &bifolio::File, bytes: Range<u64>) -> bool {
+    file.residency(bytes).is_ok_and(|found| found.dirty + found.writeback > 0)
+}
+
+/// Returns `true` if these bytes of a file are in memory.
+fn has_in_memory(file: &bifolio::File, position: u64, bytes: &[u8]) -> bool {
+    let mut page = [0; 4096];
+    (position..).step_by(page.len()).zip(bytes.chunks(page.len())).all(|(position, bytes)| {
+        let page = &mut page[..bytes.len()];
+        file.try_read_at(page, position).ok() == Some(bytes.len()) && page == bytes
+    })
 }
 
 fn file_bytes(layout: &Layout) -> u64 {
@@ -612,8 +711,10 @@ mod tests {
         let cache = Cache::builder().memory(8 << 20).build().unwrap();
         let layout = Layout { part_bytes: PART as u64, block_bytes: BLOCK as u64, slots: 1 };
         let wait = Duration::from_secs(1);
-        let tier = Tier::in_memory(&cache, layout, wait, Arc::default()).unwrap();
+        let regions = vec![Region { slots: 0..1, class: None }];
+        let tier = Tier::in_memory(&cache, (layout, regions), wait, Arc::default()).unwrap();
         let key = |number| PartKey { object: [7; 16], number };
+        let (location, home) = (Location::from("a"), Home { region: 0, kept_blocks: 0..0 });
         let is_over = AtomicBool::new(false);
         let (mut copied, mut refused, mut wrong) = (0, 0, 0);
         thread::scope(|scope| {
@@ -623,7 +724,8 @@ mod tests {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
-                    tier.insert(&Location::from("a"), key(number), &parts[number as usize], None);
+                    let part = &parts[number as usize];
+                    tier.insert(&location, (key(number), home.clone()), part, None);
                     // Now and then a copy ends before the next part.
                     thread::sleep(Duration::from_micros(300));
                 }
@@ -631,8 +733,10 @@ mod tests {
             let (started, mut target) = (Instant::now(), vec![0; PART]);
             while (copied < 5 || refused < 20) && started.elapsed() < Duration::from_secs(30) {
                 for number in 0..2 {
-                    let Place::Slot(snapshot) = tier.table().find(&key(number)) else { continue };
-                    if tier.read_verified(&snapshot, &(0..PART as u64), &mut target) {
+                    let Place::Slot(snapshot) = tier.table().find(&key(number), &home) else {
+                        continue;
+                    };
+                    if tier.read_verified(&snapshot, &(0..PART as u64), false, &mut target) {
                         copied += 1;
                         let is_right = target.iter().all(|byte| u32::from(*byte) == number + 1);
                         wrong += u32::from(!is_right);

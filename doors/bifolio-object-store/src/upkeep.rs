@@ -45,19 +45,17 @@ impl CachedStore {
     /// # Errors
     /// Those of a list and of reads.
     pub async fn warm(&self, prefix: Option<&Path>) -> Result<Warmed> {
-        let mut left_parts = u64::from(self.shared.tier.layout.slots);
+        let mut left = self.shared.tier.room();
         let mut warmed = Warmed { is_whole: true, ..Warmed::default() };
         let mut objects: Vec<ObjectMeta> = Vec::new();
         let mut listed = self.list(prefix);
         while let Some(meta) = listed.try_next().await? {
-            let parts = meta.size.div_ceil(self.shared.tier.layout.part_bytes);
-            if parts > left_parts {
+            if !self.shared.take_room(&meta.location, meta.size, &mut left) {
                 warmed.is_whole = false;
                 break;
             }
-            left_parts -= parts;
             warmed.objects += 1;
-            if parts > 0 {
+            if meta.size > 0 {
                 objects.push(meta);
             }
         }
@@ -156,10 +154,10 @@ impl CachedStore {
             return;
         }
         // One that the tier has no room for would only push out others.
-        let room = self.shared.tier.layout.slots;
-        let Some(parts) = self.shared.parts_of(&object).filter(|parts| *parts <= room) else {
+        let Some(parts) = self.shared.parts_of(&object) else { return };
+        if !self.shared.take_room(location, object.meta.size, &mut self.shared.tier.room()) {
             return;
-        };
+        }
         let Ok(runtime) = self.shared.runtime() else { return };
         let chunks = Chunks { chunks: payload.into_iter().collect(), first: 0, offset: 0 };
         let inserting = Arc::clone(&self.shared).insert_parts(object, parts, chunks);
@@ -170,7 +168,7 @@ impl CachedStore {
 impl Shared {
     /// Hands all parts of an object to threads that put them into the cache.
     async fn insert_parts(self: Arc<Self>, object: Object, parts: u32, mut chunks: Chunks) {
-        let layout = self.tier.layout;
+        let (layout, kept) = (self.tier.layout, self.kept(&object));
         for number in 0..parts {
             let Some(permit) = self.insert_permit().await else {
                 add(&self.counters.not_inserted, u64::from(parts - number));
@@ -178,10 +176,10 @@ impl Shared {
             };
             let left = object.meta.size - u64::from(number) * layout.part_bytes;
             let blocks = chunks.take(left.min(layout.part_bytes), layout.block_bytes);
-            let key = PartKey { object: object.id, number };
+            let place = (PartKey { object: object.id, number }, kept.home(number, &layout));
             let (shared, location) = (Arc::clone(&self), object.location().clone());
             tokio::task::spawn_blocking(move || {
-                let inserted = shared.tier.insert(&location, key, &blocks, None);
+                let inserted = shared.tier.insert(&location, place, &blocks, None);
                 shared.end_insert(inserted, blocks, permit);
             });
         }

@@ -13,6 +13,8 @@ mod disk;
 mod error;
 #[path = "fetch.rs"]
 mod fetch;
+#[path = "keep.rs"]
+mod keep;
 mod line;
 #[path = "lists.rs"]
 mod lists;

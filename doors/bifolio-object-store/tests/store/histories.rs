@@ -120,6 +120,10 @@ async fn reads_return_a_version_that_was_current_during_them() {
         if settings & 4 == 0 {
             building = building.disk(directory.path(), 1 << 20);
         }
+        if settings % 3 == 0 {
+            pages.class("ends").unwrap();
+            building = building.keep("ends", 4 * PART, |_, size| size - PART..size);
+        }
         let cached = building.build().unwrap();
         let mut objects = Vec::new();
         for number in 0..OBJECTS {

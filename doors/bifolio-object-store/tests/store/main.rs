@@ -10,6 +10,7 @@ mod hanging_disk;
 mod hangs;
 mod histories;
 mod hits;
+mod kept;
 mod killed;
 mod model;
 mod ranges;

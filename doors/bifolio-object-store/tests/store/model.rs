@@ -237,8 +237,24 @@ impl Run {
         if self.seed & 2 == 0 {
             building = building.head_age(AGE).list_age(AGE);
         }
+        if self.seed % 5 < 2 && (parts > 9 || part_bytes < 4 * PART) {
+            // Whole objects, and ends of others.
+            building = building.keep("a", 3 * part_bytes, |location, size| {
+                if location.as_ref() == "a" { 0..size } else { 0..0 }
+            });
+            building =
+                building.keep("ends", 2 * part_bytes, |_, size| size.saturating_sub(99)..size);
+        }
         building.insert_on_put(self.seed & 4 == 0).build().unwrap()
     }
+}
+
+fn pages() -> Cache {
+    let pages = Cache::builder().memory(2 << 20).build().unwrap();
+    for class in ["a", "ends"] {
+        pages.class(class).unwrap();
+    }
+    pages
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -250,7 +266,7 @@ async fn all_calls_are_answered_as_without_a_cache() {
         let others_write = seed & 2 != 0 && seed & 32 == 0;
         let run = Run {
             store: if has_tags { TestStore::new() } else { TestStore::without_tags() },
-            pages: Cache::builder().memory(2 << 20).build().unwrap(),
+            pages: pages(),
             directory: (seed & 8 == 0).then(|| tempfile::tempdir().unwrap()),
             seed,
         };

@@ -23,6 +23,8 @@ mod hangs;
 mod histories;
 #[path = "../store/hits.rs"]
 mod hits;
+#[path = "../store/kept.rs"]
+mod kept;
 #[path = "../store/killed.rs"]
 mod killed;
 #[path = "../store/model.rs"]
