@@ -258,8 +258,8 @@ impl CachedStoreBuilder {
     /// Builds the store. Blocks while it reads the index of the disk tier.
     ///
     /// # Errors
-    /// An invalid setting; a directory that cannot be written, is in use by another store, or is on
-    /// a disk that hangs (see [`disk_timeout`](Self::disk_timeout)).
+    /// An invalid setting; a directory that cannot be written, is in use by another store for a second
+    /// more, or is on a disk that hangs (see [`disk_timeout`](Self::disk_timeout)).
     pub fn build(self) -> Result<CachedStore, CacheError> {
         let config = |name, problem: String| Err(CacheError::Config { name, problem });
         let part_bytes = self.part_bytes;

@@ -58,6 +58,11 @@ const PAUSE: u32 = 10;
 /// Time without any answer after which a disk hangs, in the same multiples.
 const HANG: u32 = 10;
 
+/// How long a tier waits for the lock of its directory: a store that was dropped may still put parts
+/// into it, and a process that was killed may not be gone.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
 /// Why a part was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
@@ -189,12 +194,17 @@ impl Tier {
             opened.map_err(failed(name))
         };
         let lock = open(LOCK)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
+        let started = Instant::now();
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(fs::TryLockError::WouldBlock) => {}
+                Err(fs::TryLockError::Error(error)) => return Err(failed(LOCK)(error)),
+            }
+            if started.elapsed() >= timeout.min(LOCK_WAIT_MAX) {
                 return Err(CacheError::DiskInUse { path: directory.to_owned() });
             }
-            Err(fs::TryLockError::Error(error)) => return Err(failed(LOCK)(error)),
+            thread::sleep(LOCK_PAUSE);
         }
         let lock = LockFile { file: lock, process: process::id() };
         let index = open(INDEX)?;

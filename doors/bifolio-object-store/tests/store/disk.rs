@@ -51,6 +51,22 @@ async fn parts_survive_a_restart() {
     assert_eq!(read(&cached, &location).await, bytes(1, LENGTH));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_opened_again_at_once_after_a_store_that_was_busy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    let contents = bytes(0, 3 << 20);
+    put(&store, &location, &contents).await;
+    for part_bytes in [PART, 256 << 10].repeat(30) {
+        let building =
+            builder(&store, &cache()).part_bytes(part_bytes).disk(directory.path(), 4 << 20);
+        let cached = building.request_bytes_max(8 * part_bytes).build().unwrap();
+        assert_eq!(cached.get_range(&location, 0..9).await.unwrap(), contents[..9]);
+        // The rest of the parts is on its way into the tier.
+        drop(cached);
+    }
+}
+
 #[tokio::test]
 async fn durations_without_end_are_waits_without_end() {
     let directory = tempfile::tempdir().unwrap();

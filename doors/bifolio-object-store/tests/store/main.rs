@@ -15,6 +15,7 @@ mod killed;
 mod model;
 mod ranges;
 mod reads;
+mod suite;
 mod support;
 mod upkeep;
 mod versions;

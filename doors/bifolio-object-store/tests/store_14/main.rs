@@ -33,6 +33,8 @@ mod model;
 mod ranges;
 #[path = "../store/reads.rs"]
 mod reads;
+#[path = "../store/suite.rs"]
+mod suite;
 #[path = "../store/support.rs"]
 mod support;
 #[path = "../store/upkeep.rs"]
