@@ -123,8 +123,8 @@ fn dropping_child() {
     cache.close().unwrap();
 }
 
-/// The child uses a class and memory that it inherited, while another thread of the parent holds the
-/// locks that they take.
+/// The child uses a class and memory that it inherited, while another thread of the parent holds
+/// the locks that they take.
 fn classed_child() {
     const MIB: u64 = 1 << 20;
     let cache = Cache::builder().memory(16 * MIB).build().unwrap();

@@ -51,7 +51,7 @@ struct Begun {
     maker: Maker,
 }
 
-/// Who makes a read.
+/// Maker of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Maker {
     /// A call of this backing.
