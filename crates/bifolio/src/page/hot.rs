@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64 as HintWord;
 #[repr(align(128))]
 pub(crate) struct Hot {
     pub(super) len_bytes: AtomicU64,
-    /// Published distance of [`Prediction`]; 0 if there is none.
+    /// Published distance of [`Prediction`](super::mapping::Prediction); 0 if there is none.
     pub(super) predicted_distance: HintWord,
 }
 

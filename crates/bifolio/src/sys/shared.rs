@@ -9,7 +9,7 @@
 //!   its owner may read ([`SharedMemory::reader`]). The length is sealed: no process can cut it
 //!   below another, which would get SIGBUS.
 //! - A read of a hole allocates a page, unlike a read of private memory that was never written.
-//!   [`SharedMemory::resident_bytes`] counts it.
+//!   `SharedMemory::resident_bytes`, in tests, counts it.
 //!
 //! The kernel cannot wipe shared memory in a forked child. It is left out there
 //! (`MADV_DONTFORK`), and a handler of `fork` maps zeros in its place before the child runs
