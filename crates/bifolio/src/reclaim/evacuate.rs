@@ -382,6 +382,13 @@ mod tests {
     /// Four scans of a pool in a small cache lost a few pages just before their use.
     #[test]
     fn pages_read_ahead_are_not_evicted_for_their_extent() {
+        // Eviction in the background, which other threads may delay, decides when pages are old.
+        assert!((0..50).any(|_| pages_read_ahead_became_old()));
+    }
+
+    /// Scans beside pages that were read ahead and never used, and checks that none of these is to
+    /// be evicted for its extent. Returns `true` if one became old, before it was evicted.
+    fn pages_read_ahead_became_old() -> bool {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, vec![1; 4 << 20]).unwrap();
@@ -405,7 +412,7 @@ mod tests {
                 assert_eq!(old.into_iter().find(unused), None);
             }
         }
-        assert!(became_old);
+        became_old
     }
 
     #[test]
