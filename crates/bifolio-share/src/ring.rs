@@ -8,35 +8,14 @@
 //!   40960  data      32 KiB for each slot
 //! ```
 //!
-//! PROTOCOL RING, of one slot. A client thread has a slot to itself (`Requests`); so has a worker
-//! (`worker.rs`), by a flag in memory of the owner.
-//!
-//! ```text
-//!  CLIENT                                     OWNER, a worker
-//!  C1 write the words, the data               W1 set the flag of the slot; it was set: next slot
-//!  C2 swap the state to POSTED (AcqRel);      W2 load the state (Acquire); neither POSTED nor
-//!     it was GONE: the owner is gone             WAITED: W6
-//!  C3 doorbell + 1 (Release), wake            W3 copy each word once, check it, make the call
-//!  C4 exchange POSTED for WAITED; it is       W4 write the words of the answer, the data
-//!     DONE: C6                                W5 swap the state to DONE (AcqRel); it was WAITED:
-//!  C5 sleep while it is WAITED                   wake
-//!  C6 read the answer (Acquire of C4)         W6 clear the flag (Release)
-//!  C7 give the slot back                      W7 look at all slots again, before a sleep while the
-//!                                                doorbell is as it was before the look
-//! ```
-//!
-//! - A request that is posted between W5 and W6 is not seen by other workers, which the flag keeps
-//!   away; W7 sees it.
-//! - A request that is posted after W7 has passed its slot has changed the doorbell (C2 is before
-//!   C3), so the worker does not sleep.
-//! - The owner's end: the client's watcher ([`Requests::give_up`]) turns hits off, then stores GONE
-//!   in all slots and wakes. C2 comes before that store, and C4 sees it, or after, and sees it
-//!   itself.
-//! - Whatever a client writes, a worker makes at most one call for each look at a slot, and writes
-//!   into that slot alone.
+//! How a request is posted, answered and waited for is the protocol RING, whose columns are at the
+//! head of `share/slot.rs` of the library, where the model checker runs it. A client thread has a
+//! slot to itself ([`Requests`]); so has a worker (`worker.rs`), by a flag in memory of the owner.
+//! Whatever a client writes, a worker makes at most one call for each look at a slot, and writes
+//! into that slot alone.
 
 use crate::error::{Error, Failure, Result};
-use bifolio::sharing::SharedArea;
+use bifolio::sharing::{Gone, SharedArea, SlotWord, Wait};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use std::os::fd::OwnedFd;
@@ -72,12 +51,6 @@ const STATUS: usize = 5;
 /// Result of the call, or the length of the error's text.
 const VALUE: usize = 6;
 const ERRNO: usize = 7;
-
-const FREE: u32 = 0;
-const POSTED: u32 = 1;
-const WAITED: u32 = 2;
-const DONE: u32 = 3;
-const GONE: u32 = 4;
 
 /// Calls: the bytes of [`Request::length`] at [`Request::position`], from or to the data.
 pub(crate) const READ: u64 = 1;
@@ -170,8 +143,12 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    fn state(&self, slot: usize) -> &AtomicU32 {
+    fn futex(&self, slot: usize) -> &AtomicU32 {
         self.area.futex(SLOTS_AT + slot * SLOT_BYTES)
+    }
+
+    fn state(&self, slot: usize) -> SlotWord<'_> {
+        SlotWord(self.futex(slot))
     }
 
     fn word(&self, slot: usize, word: usize) -> &AtomicU64 {
@@ -215,11 +192,15 @@ pub(crate) fn sleep_while(word: &AtomicU32, value: u32) -> bool {
 
 /// The owner's side of a slot.
 impl Ring {
+    /// Returns `true` if a slot has a request that no worker has answered.
+    pub(crate) fn is_posted(&self, slot: usize) -> bool {
+        self.state(slot).is_posted()
+    }
+
     /// Returns the request of a slot, if there is one (RING-W2, W3). Another may be there at the
     /// next call: the client can write at any moment.
     pub(crate) fn posted(&self, slot: usize) -> Option<Request> {
-        // Acquire: pairs with the AcqRel of RING-C2: the words are those of the request.
-        if !matches!(self.state(slot).load(Ordering::Acquire), POSTED | WAITED) {
+        if !self.is_posted(slot) {
             return None;
         }
         let load = |word| self.word(slot, word).load(Ordering::Relaxed);
@@ -252,9 +233,8 @@ impl Ring {
         for (word, value) in [(STATUS, status), (VALUE, value), (ERRNO, errno)] {
             self.word(slot, word).store(value, Ordering::Relaxed);
         }
-        // AcqRel: the Release pairs with the Acquire of RING-C4 or C6: the answer is complete.
-        if self.state(slot).swap(DONE, Ordering::AcqRel) == WAITED {
-            wake(self.state(slot), 1);
+        if self.state(slot).answer() {
+            wake(self.futex(slot), 1);
         }
     }
 
@@ -327,12 +307,7 @@ impl Requests {
         for (word, value) in [CALL, FILE, POSITION, LENGTH].into_iter().zip(words) {
             ring.word(slot, word).store(value, Ordering::Relaxed);
         }
-        // AcqRel: the Release pairs with the Acquire in `posted`; the Acquire with the Release in
-        // `give_up`.
-        if ring.state(slot).swap(POSTED, Ordering::AcqRel) == GONE {
-            self.give_up();
-            return Err(Error::owner_gone());
-        }
+        ring.state(slot).post().map_err(|Gone| Error::owner_gone())?;
         ring.ring();
         self.wait_for_answer(slot)?;
         let load = |word| ring.word(slot, word).load(Ordering::Relaxed);
@@ -346,17 +321,12 @@ impl Requests {
 
     /// Waits until the state is DONE (RING-C4, C5).
     fn wait_for_answer(&self, slot: usize) -> Result<()> {
-        let state = self.ring.state(slot);
+        let (state, futex) = (self.ring.state(slot), self.ring.futex(slot));
         loop {
-            // Acquire: pairs with the AcqRel in `answer`: the answer is complete.
-            let exchange = (Ordering::Acquire, Ordering::Acquire);
-            match state.compare_exchange(POSTED, WAITED, exchange.0, exchange.1) {
-                Ok(_) | Err(WAITED) => {
-                    sleep_while(state, WAITED);
-                }
-                Err(DONE) => return Ok(()),
-                Err(_) => return Err(Error::owner_gone()),
-            }
+            match state.wait().map_err(|Gone| Error::owner_gone())? {
+                Wait::Done => return Ok(()),
+                Wait::While(value) => sleep_while(futex, value),
+            };
         }
     }
 
@@ -388,9 +358,8 @@ impl Requests {
     /// Lets all requests fail, those that wait and those to come: the owner is gone.
     pub(crate) fn give_up(&self) {
         for slot in 0..SLOTS {
-            // Release: pairs with the AcqRel in `call`: hits are off.
-            self.ring.state(slot).store(GONE, Ordering::Release);
-            wake(self.ring.state(slot), u32::MAX >> 1);
+            self.ring.state(slot).give_up();
+            wake(self.ring.futex(slot), u32::MAX >> 1);
         }
     }
 }
@@ -400,10 +369,7 @@ struct Slot<'r>(usize, &'r Requests);
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        // Relaxed: the next user swaps it, and the owner has answered. What the owner's end has
-        // stored stays.
-        let state = self.1.ring.state(self.0);
-        let _ = state.compare_exchange(DONE, FREE, Ordering::Relaxed, Ordering::Relaxed);
+        self.1.ring.state(self.0).release();
         self.1.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
         self.1.freed.notify_one();
     }

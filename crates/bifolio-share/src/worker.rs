@@ -138,6 +138,10 @@ impl Served {
         let mut is_one_left = false;
         let mut room = BATCH_BYTES_MAX;
         for slot in 0..SLOTS {
+            // Most slots are free: only looked at, their flags stay in the caches of all workers.
+            if !self.ring.is_posted(slot) {
+                continue;
+            }
             let Some(taken) = self.take(slot) else { continue };
             let Some(request) = self.ring.posted(slot) else { continue };
             let is_read = request.call == READ && request.data_bytes() <= room;

@@ -480,3 +480,23 @@ fn a_forked_child_of_a_client_is_refused() {
     let _owner = owner(directory.path(), 1 << 20);
     finish(vec![start(NAME, "client", directory.path())]);
 }
+
+#[test]
+fn sixty_four_clients_read_at_once() {
+    let directory = directory();
+    numbered_file(directory.path(), 1024);
+    let (cache, server) = owner(directory.path(), 1 << 20);
+    thread::scope(|scope| {
+        for seed in 0..64 {
+            let path = directory.path();
+            scope.spawn(move || {
+                let (_client, file) = client(path);
+                let mut random = fastrand::Rng::with_seed(seed);
+                for _ in 0..100 {
+                    check_numbered(&file, random.u64(..1020) * PAGE, 4096 << random.u32(..2));
+                }
+            });
+        }
+    });
+    wait_until("all are gone", || server.clients() == 0 && cache.files().is_empty());
+}

@@ -175,6 +175,10 @@ mod memory {
     pub(crate) use lists::ListKind;
     pub(crate) use lru::Lru;
 }
+#[cfg(all(test, loom))]
+mod share {
+    pub(crate) mod slot;
+}
 /// The part of `sys` that makes no system calls.
 #[cfg(all(test, loom))]
 mod sys {
@@ -245,7 +249,9 @@ pub mod backing {
 #[cfg(not(all(test, loom)))]
 #[doc(hidden)]
 pub mod sharing {
-    pub use crate::share::{FilePlace, FileWindow, FramePlace, SharedArea, Window};
+    pub use crate::share::{
+        FilePlace, FileWindow, FramePlace, Gone, SharedArea, SlotWord, Wait, Window,
+    };
 }
 
 #[cfg(not(all(test, loom)))]

@@ -5,6 +5,7 @@
 //!   mod.rs     the owner's side: places of frames, tables and lengths; uses that clients report
 //!   window.rs  the client's side: memory mapped for reading, hits
 //!   area.rs    memory that both sides write, for requests
+//!   slot.rs    the word of a request in it
 //! ```
 //!
 //! Called by `crates/bifolio-share`, which has what is between the processes: the socket, the
@@ -12,9 +13,11 @@
 //! never writes to this memory, so it can harm no other process by it.
 
 mod area;
+mod slot;
 mod window;
 
 pub use area::SharedArea;
+pub use slot::{Gone, SlotWord, Wait};
 pub use window::{FileWindow, Window};
 
 use crate::error::{Error, Result};
@@ -93,5 +96,70 @@ impl File {
         if page < inode.mapping.table().first_end_bytes() / PAGE_BYTES {
             inode.mapping.note_use(&inode.memory.folios, page, false, || true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::file::OpenOptions;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Frames, tables and lengths of all files: what the bound counts, and a page for each length.
+    #[test]
+    fn resident_memory_is_within_the_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::builder().memory(2 * MIB).shared(true).build().unwrap();
+        let open = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+            cache.open(&path, &OpenOptions::new().write(true)).unwrap()
+        };
+        let files: Vec<_> = (0..10).map(|number| open(&number.to_string())).collect();
+        let memory = std::sync::Arc::clone(&files[0].handle.inode.memory);
+        let resident = |bound: u64| {
+            let (shared, _) = memory.arena.shared_place().unwrap();
+            let resident = shared.resident_bytes().unwrap();
+            let used = cache.stats().memory.used_bytes;
+            assert!(used <= bound, "{used} of {bound}");
+            assert!(resident <= used + 10 * PAGE_BYTES, "{resident} resident of {used}");
+            resident
+        };
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut touch_all = || {
+            for _ in 0..2000 {
+                let (file, position) = (&files[random.usize(..10)], random.u64(..64 * MIB - 8));
+                file.read_exact_at(&mut [0; 8], position).unwrap();
+                if random.u32(..8) == 0 {
+                    file.write_all_at(&[1; 8], position).unwrap();
+                }
+            }
+        };
+        touch_all();
+        assert!(resident(2 * MIB) > MIB);
+        cache.set_memory(MIB / 2).unwrap();
+        touch_all();
+        assert!(resident(MIB / 2) <= MIB / 2);
+        let place = cache.shared_frames().unwrap();
+        assert!(files.iter().all(|file| file.shared_place().is_some()));
+        let reader = place.memory;
+        drop((files, memory, cache));
+        assert_eq!(rustix::fs::fstat(&reader).unwrap().st_blocks, 0, "of a closed cache");
+    }
+
+    #[test]
+    fn places_are_those_of_readable_files_in_shared_memory() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let private = Cache::builder().memory(MIB).shared(false).build().unwrap();
+        assert!(private.shared_frames().is_err());
+        let options = OpenOptions::new();
+        assert_eq!(private.open(file.path(), &options).unwrap().shared_place(), None);
+        let shared = Cache::builder().memory(MIB).shared(true).build().unwrap();
+        let writer = shared.open(file.path(), &OpenOptions::new().read(false).write(true)).unwrap();
+        assert_eq!(writer.shared_place(), None, "not open for reading");
+        let place = shared.open(file.path(), &options).unwrap().shared_place().unwrap();
+        assert_eq!(shared.open(file.path(), &options).unwrap().shared_place(), Some(place));
     }
 }

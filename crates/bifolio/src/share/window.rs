@@ -202,9 +202,13 @@ impl FileWindow {
     /// Reads bytes that lie in one page (SHARE-H1..H4). Returns `false` if they are no hit.
     #[inline(always)]
     fn read_page(&self, buffer: &mut [u8], position: u64, note: &mut impl FnMut(u64)) -> bool {
-        if position >= self.entries_end {
+        // The length, too: a look at the Entry of a page past the end would make a page of the
+        // table resident, which the owner has not charged.
+        let end = position.saturating_add(buffer.len() as u64);
+        if (position >= self.entries_end) | (end > self.hot().len_bytes()) {
             return false;
         }
+        self.touch_predicted(position);
         let index = position >> PAGE_SHIFT;
         // SAFETY: the page lies below `entries_end`, so the mapped array has an Entry for it.
         let word = unsafe { &*self.entries.wrapping_add(index as usize) };
@@ -213,7 +217,7 @@ impl FileWindow {
         let read = read_validated(word, is_wanted, |entry| {
             // Loaded after the Entry: a truncation sets the length before it changes the bytes past
             // it.
-            if position + buffer.len() as u64 <= self.hot().len_bytes() {
+            if end <= self.hot().len_bytes() {
                 copies.set(true);
                 let in_page = (position & (PAGE_BYTES - 1)) as usize;
                 let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
@@ -234,6 +238,17 @@ impl FileWindow {
             buffer.fill(0);
         }
         false
+    }
+
+    /// Prefetches the first bytes at their predicted address, as in `file/hit.rs`: without it,
+    /// 64 bytes at random places of 64 MiB are read at 0.57 of the owner's rate.
+    #[inline(always)]
+    fn touch_predicted(&self, position: u64) {
+        let distance = self.hot().predicted_distance();
+        if distance != 0 {
+            let address = self.frames.wrapping_add(distance.wrapping_add(position) as usize);
+            copy::prefetch_lines(address, 1);
+        }
     }
 
     #[inline(always)]

@@ -44,6 +44,8 @@ mod loom_pin;
 #[cfg(loom)]
 mod loom_relocate;
 #[cfg(loom)]
+mod loom_request;
+#[cfg(loom)]
 mod loom_shared_read;
 #[cfg(loom)]
 mod loom_slots;
