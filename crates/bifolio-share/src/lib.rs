@@ -45,8 +45,8 @@
 //! # Not yet
 //!
 //! Children of an owner as clients; creating files; classes, codecs, gates and maps of files; reads
-//! in place; statistics of a client. Reads of a client in order are seen by the owner's readahead
-//! only where they miss. The crate is not published.
+//! in place; statistics of a client. Pages that a client uses are marked when it has noted 64 of
+//! them, or asks for something, not when reclaim looks at them. The crate is not published.
 
 mod client;
 mod error;

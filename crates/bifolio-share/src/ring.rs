@@ -246,7 +246,8 @@ impl Ring {
         let touched = self.area.word(TOUCHED_AT).load(Ordering::Acquire);
         let new = touched.wrapping_sub(*seen);
         *seen = touched;
-        for number in 1..=new.min(TOUCHES) {
+        // The oldest first: reads in order are seen as such.
+        for number in (1..=new.min(TOUCHES)).rev() {
             let place = (touched.wrapping_sub(number) % TOUCHES) as usize;
             match self.area.word(TOUCHES_AT + place * 8).load(Ordering::Relaxed) {
                 0 => {}

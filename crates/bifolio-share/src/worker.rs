@@ -217,7 +217,7 @@ impl Served {
         match call {
             READ => {
                 buffer.resize(length, 0);
-                let count = file.read_at(&mut buffer[..length], position).map_err(of)?;
+                let count = file.read_for_client(&mut buffer[..length], position).map_err(of)?;
                 self.ring.put_data(slot, &buffer[..count]);
                 Ok(count as u64)
             }

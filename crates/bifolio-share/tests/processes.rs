@@ -188,6 +188,26 @@ fn hits_of_a_client_call_nothing_of_the_owner() {
     assert_eq!(before.reads, after.reads, "the owner was asked");
 }
 
+/// A client that reads in order has readahead, although the owner does not see its hits.
+#[test]
+fn a_scan_of_a_client_is_read_ahead() {
+    const PAGES: u64 = 4096;
+    let directory = directory();
+    numbered_file(directory.path(), PAGES);
+    let (cache, _server) = owner(directory.path(), 8 << 20);
+    let (_client, file) = client(directory.path());
+    let own = cache.open(directory.path().join("file"), &OpenOptions::new()).unwrap();
+    let transfers_of = |read: &dyn Fn(u64)| {
+        let _ = cache.evict_all().unwrap();
+        let before = cache.stats().storage.read_requests;
+        (0..PAGES).for_each(|page| read(page * PAGE));
+        cache.stats().storage.read_requests - before
+    };
+    let of_owner = transfers_of(&|at| own.read_exact_at(&mut [0; 4096], at).unwrap());
+    let of_client = transfers_of(&|at| check_numbered(&file, at, 4096));
+    assert!(of_client <= 2 * of_owner, "{of_client} transfers, {of_owner} of the owner's scan");
+}
+
 /// Pages that only a client uses stay, because it notes their use.
 #[test]
 fn pages_that_a_client_uses_are_marked() {

@@ -541,6 +541,14 @@ impl File {
         page.wrapping_add((position & (PAGE_BYTES - 1)) as usize)
     }
 
+    /// Records the hit of a page by another process, which cannot do so itself: as a hit of a page
+    /// without a mark is recorded here, it starts readahead and marks the page.
+    pub(crate) fn note_hit_elsewhere(&self, index: u64) {
+        let start = index << PAGE_SHIFT;
+        self.handle.note_read(start..start + PAGE_BYTES);
+        self.note_use(index, false);
+    }
+
     /// Marks a page as used, for the replacement policy (`page/optimistic.rs`).
     pub(super) fn note_use(&self, index: u64, in_order: bool) {
         let inode = &self.handle.inode;
