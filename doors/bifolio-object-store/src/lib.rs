@@ -48,6 +48,7 @@
 //! until they are in the cache, up to
 //! [`flight_bytes_max`](CachedStoreBuilder::flight_bytes_max), and reads have the buffers that they
 //! return. A read of verified parts in memory is ready when it is polled first, after one copy.
+//! [`keep`](CachedStoreBuilder::keep) has footers and indexes stay, whatever else is read.
 //!
 //! # Disk
 //! The disk tier is as large as its builder says, and never trusted: each block of a part has a

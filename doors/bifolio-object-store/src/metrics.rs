@@ -50,7 +50,8 @@ metrics! {
     received_bytes,
     /// Bytes returned to callers.
     returned_bytes,
-    /// Reads of a part that found its bytes in memory.
+    /// Reads of a part that found its bytes in memory. Bytes that are kept and others count each,
+    /// here and below.
     memory_hits,
     /// Reads of a part that read it from the disk tier.
     disk_hits,

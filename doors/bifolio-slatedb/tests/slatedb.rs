@@ -26,7 +26,14 @@ fn value(number: u32) -> Vec<u8> {
 
 fn cached(bucket: &Arc<dyn ObjectStore>, directory: &Path) -> CachedStore {
     let cache = Cache::builder().memory(4 << 20).build().unwrap();
+    cache.class("indexes").unwrap().set_floor(1 << 20).unwrap();
     let building = CachedStore::builder(Arc::clone(bucket), &cache).disk(directory, 256 << 20);
+    // Filters and indexes are at the end of a table.
+    let building =
+        building.keep("indexes", 64 << 20, |location, size| match location.extension() {
+            Some("sst") => size.saturating_sub(128 << 10)..size,
+            _ => 0..0,
+        });
     // What one process writes is known to it. Lists are not remembered: others may add manifests.
     let building = building.head_age(Duration::from_secs(3600));
     building.part_bytes(256 << 10).name("bucket").build().unwrap()

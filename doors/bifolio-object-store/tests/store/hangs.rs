@@ -20,7 +20,14 @@ const PARTS: usize = 12;
 const LENGTH: usize = PARTS * PART as usize - 100;
 
 fn open(store: &Arc<TestStore>, directory: &FilePath, disk_timeout: Duration) -> CachedStore {
-    let building = builder(store, &cache()).head_age(Duration::from_secs(3600));
+    let pages = cache();
+    pages.class("ends").unwrap();
+    let building = builder(store, &pages).head_age(Duration::from_secs(3600));
+    // Half of one object is kept: its blocks are in another file of the cache.
+    let building = building.keep("ends", 20 * PART, |location, size| match location.as_ref() {
+        "a" => size / 2..size,
+        _ => 0..0,
+    });
     building.disk(directory, 4 << 20).disk_timeout(disk_timeout).build().unwrap()
 }
 
