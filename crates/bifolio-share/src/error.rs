@@ -25,9 +25,12 @@ pub enum ErrorKind {
     Unknown,
 }
 
-/// Error of a call.
+/// Error of a call. Boxed: so that the result of a hit is in registers.
 #[derive(Clone, Debug)]
-pub struct Error {
+pub struct Error(Box<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
     kind: ErrorKind,
     errno: Option<i32>,
     text: String,
@@ -35,14 +38,15 @@ pub struct Error {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, errno: None, text: text.into() }
+        Self(Box::new(Inner { kind, errno: None, text: text.into() }))
     }
 
     /// Returns the error of a system call that this process made, for `what`.
     pub(crate) fn system(what: impl fmt::Display, source: impl Into<io::Error>) -> Self {
         let source = source.into();
         let text = format!("{what}: {source}");
-        Self { kind: ErrorKind::System, errno: source.raw_os_error(), text }
+        let (kind, errno) = (ErrorKind::System, source.raw_os_error());
+        Self(Box::new(Inner { kind, errno, text }))
     }
 
     pub(crate) fn owner_gone() -> Self {
@@ -58,18 +62,18 @@ impl Error {
 
     /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// Returns the number of the system's error behind it, if there is one.
     pub fn raw_os_error(&self) -> Option<i32> {
-        self.errno
+        self.0.errno
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.text)
+        formatter.write_str(&self.0.text)
     }
 }
 
@@ -77,7 +81,7 @@ impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        match error.kind {
+        match error.kind() {
             ErrorKind::OwnerGone => Self::new(io::ErrorKind::NotConnected, error),
             ErrorKind::Call(bifolio::ErrorKind::PastEnd) => {
                 Self::new(io::ErrorKind::UnexpectedEof, error)
@@ -158,11 +162,11 @@ impl Failure {
     pub(crate) fn into_error(self) -> Error {
         let place = usize::try_from(self.code).ok().and_then(|code| code.checked_sub(1));
         let kind = place.and_then(|place| KINDS.get(place).copied());
-        Error {
+        Error(Box::new(Inner {
             kind: kind.map_or(ErrorKind::Unknown, ErrorKind::Call),
             errno: i32::try_from(self.errno).ok().filter(|errno| *errno != 0),
             text: self.text,
-        }
+        }))
     }
 }
 

@@ -124,7 +124,9 @@ pub struct FileWindow {
     hot: *const Hot,
     /// End of the positions that have an Entry at `entries`, in bytes.
     entries_end: u64,
-    window: Arc<Window>,
+    /// The word of the window, in this value: each dependent load makes a hit slower.
+    switch: *const AtomicU64,
+    _window: Arc<Window>,
     _entries_view: SharedView,
     _hot_view: SharedView,
 }
@@ -153,7 +155,8 @@ impl FileWindow {
             frames: window.frames.base(),
             hot: hot_view.base().cast(),
             entries_end: place.entries.saturating_mul(PAGE_BYTES),
-            window: Arc::clone(window),
+            switch: window.switch_word(),
+            _window: Arc::clone(window),
             _entries_view: entries_view,
             _hot_view: hot_view,
         })
@@ -173,15 +176,26 @@ impl FileWindow {
     /// unchanged or zero.
     #[inline(always)]
     pub fn read(&self, buffer: &mut [u8], position: u64, mut note: impl FnMut(u64)) -> usize {
-        if !self.window.is_on() {
-            return 0;
-        }
         let length = buffer.len();
-        if is_in_one_page(position, length as u64) {
+        if is_in_one_page(position, length as u64) & self.may_read(position, length as u64) {
             let is_read = self.read_page(buffer, position, &mut note);
             return if is_read { length } else { 0 };
         }
         self.read_pages(buffer, position, note)
+    }
+
+    /// Returns `true` if hits are on, and the bytes have an Entry in the mapped array and end in
+    /// the file. (A look at the Entry of a page past the end would make a page of the table
+    /// resident, which the owner has not charged.)
+    #[inline(always)]
+    fn may_read(&self, position: u64, length: u64) -> bool {
+        // SAFETY: the word of the window, which this keeps.
+        let switch = unsafe { &*self.switch };
+        // Relaxed: as in `Window::is_on`.
+        let is_on = switch.load(Ordering::Relaxed) == 1;
+        // All conditions in one branch: see `read_validated`.
+        let end = position.wrapping_add(length);
+        is_on & (position < self.entries_end) & (end <= self.hot().len_bytes())
     }
 
     #[inline(never)]
@@ -191,7 +205,9 @@ impl FileWindow {
             let Some(at) = position.checked_add(done as u64) else { break };
             let in_page = (PAGE_BYTES - (at & (PAGE_BYTES - 1))) as usize;
             let end = buffer.len().min(done + in_page);
-            if !self.read_page(&mut buffer[done..end], at, &mut note) {
+            let is_hit = self.may_read(at, (end - done) as u64)
+                && self.read_page(&mut buffer[done..end], at, &mut note);
+            if !is_hit {
                 break;
             }
             done = end;
@@ -199,18 +215,15 @@ impl FileWindow {
         done
     }
 
-    /// Reads bytes that lie in one page (SHARE-H1..H4). Returns `false` if they are no hit.
+    /// Reads bytes that lie in one page, and that may be read (SHARE-H1..H4). Returns `false` if
+    /// they are no hit.
     #[inline(always)]
     fn read_page(&self, buffer: &mut [u8], position: u64, note: &mut impl FnMut(u64)) -> bool {
-        // The length, too: a look at the Entry of a page past the end would make a page of the
-        // table resident, which the owner has not charged.
-        let end = position.saturating_add(buffer.len() as u64);
-        if (position >= self.entries_end) | (end > self.hot().len_bytes()) {
-            return false;
-        }
+        let end = position + buffer.len() as u64;
         self.touch_predicted(position);
         let index = position >> PAGE_SHIFT;
-        // SAFETY: the page lies below `entries_end`, so the mapped array has an Entry for it.
+        // SAFETY: the callers have checked that the page lies below `entries_end`: the mapped array
+        // has an Entry for it.
         let word = unsafe { &*self.entries.wrapping_add(index as usize) };
         let copies = Cell::new(false);
         let is_wanted = |entry: Entry| entry.is_ready() & copies.get();
@@ -240,8 +253,7 @@ impl FileWindow {
         false
     }
 
-    /// Prefetches the first bytes at their predicted address, as in `file/hit.rs`: without it,
-    /// 64 bytes at random places of 64 MiB are read at 0.57 of the owner's rate.
+    /// Prefetches the first bytes at their predicted address, as in `file/hit.rs`.
     #[inline(always)]
     fn touch_predicted(&self, position: u64) {
         let distance = self.hot().predicted_distance();

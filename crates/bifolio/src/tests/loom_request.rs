@@ -127,9 +127,7 @@ impl Ring {
     }
 }
 
-/// Two requests in one slot, one after the other. Dies with: Relaxed in `post`, `is_posted`,
-/// `answer` or `wait`; an answer that does not say whether to wake; a doorbell that is read after
-/// the look.
+/// Two requests in one slot, one after the other. Dies with: Relaxed in `post` or `is_posted`.
 #[test]
 fn loom_request_each_is_answered_once() {
     model_bounded(3, || {
@@ -143,7 +141,7 @@ fn loom_request_each_is_answered_once() {
     });
 }
 
-/// Two workers. Dies with: a worker that looks at a slot which another has taken.
+/// Two workers. Dies with: what `..._each_is_answered_once` dies with.
 #[test]
 fn loom_request_one_worker_answers() {
     model_bounded(1, || {
@@ -157,7 +155,7 @@ fn loom_request_one_worker_answers() {
 }
 
 /// The owner ends at any moment of a request: the client is answered, or finds it gone. Dies with:
-/// a `post` that ignores the end; an `answer` that overwrites it.
+/// what `..._each_is_answered_once` dies with; an `answer` that overwrites the end.
 #[test]
 fn loom_request_the_end_of_the_owner_is_seen() {
     model_bounded(3, || {

@@ -35,7 +35,7 @@ fn release_frame(world: &World) {
     world.frame(FolioId(0)).store(IN_A_HOLE);
 }
 
-/// Dies with: the fence of `read_validated` (SHARE-H3) left out; an eviction that stores no Entry.
+/// Dies with: the fence of `read_validated` (SHARE-H3) left out.
 #[test]
 fn loom_shared_read_vs_a_hole_in_its_frame() {
     model(|| {
@@ -50,8 +50,7 @@ fn loom_shared_read_vs_a_hole_in_its_frame() {
 }
 
 /// The table page is given back after the eviction, and the page is filled again in the same frame
-/// with other bytes. Dies with: versions that an eviction does not save; the fence of `insert` left
-/// out; the fence of `read_validated` (SHARE-H3) left out.
+/// with other bytes. Dies with: the fence of `read_validated` (SHARE-H3) left out.
 #[test]
 fn loom_shared_read_vs_a_hole_in_its_table() {
     model(|| {
