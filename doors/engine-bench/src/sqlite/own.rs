@@ -127,8 +127,8 @@ fn pool(opening: &Opening, round: Round, until: Instant) -> anyhow::Result<(u64,
 /// reads all of each first: rows one by one would take longer than the rounds.
 fn opens(opening: &Opening, round: Round, until: Instant) -> anyhow::Result<(u64, u64)> {
     if round.warms_up {
-        let paths = (0..opening.databases).map(|number| numbered(&opening.path, number));
-        paths.map(|path| open_and_read(opening, &path)).collect::<anyhow::Result<()>>()?;
+        (0..opening.databases)
+            .try_for_each(|number| open_and_read(opening, &numbered(&opening.path, number)))?;
     }
     let mut random = Rng::with_seed(round.seed);
     let rows = rows(SMALL_BYTES);
