@@ -18,20 +18,13 @@ fn check_found(world: &World, folio: &FolioRef<'_>, index: u64) {
     world.frame(folio.id()).content.look();
 }
 
-/// Returns a world of `frames` frames with a folio at page 0.
-fn world_with_page_0(frames: u32) -> Arc<World> {
-    let world = World::new(frames, 0, 1);
-    assert!(world.fill(0, Entry::HOLE, 1));
-    world
-}
-
 /// A lookup finds the folio, which then stays, or misses it; it is freed once.
 /// Dies with: Relaxed in the CAS of `try_freeze` (PIN-B1) or in `put_and_test` (PIN-A4): the frame
 /// is freed while a reader's access is unordered; a failed eviction that does not restore READY.
 #[test]
 fn loom_lookup_vs_evict_found_folios_stay() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return };
             check_found(world, &folio, 0);
@@ -50,7 +43,7 @@ fn loom_lookup_vs_evict_found_folios_stay() {
 #[test]
 fn loom_lookup_vs_remove_found_folios_stay() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return };
             check_found(world, &folio, 0);
@@ -69,7 +62,7 @@ fn loom_lookup_vs_remove_found_folios_stay() {
 #[test]
 fn loom_lookup_vs_evict_a_peek_is_of_the_current_folio() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let folio = world.find(0).expect("just filled");
         let locked = folio.lock();
         let peeker = spawn(&world, |world| {
@@ -90,7 +83,7 @@ fn loom_lookup_vs_evict_a_peek_is_of_the_current_folio() {
 #[test]
 fn loom_lookup_vs_evict_written_pages_are_no_holes() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let looker = spawn(&world, |world| {
             let is_written = world.mapping.look(&world.folios, 0, |seen, folio| {
                 seen.is_ready() || !folio.flags.get(Flag::Allocated)
@@ -114,7 +107,7 @@ fn loom_lookup_vs_evict_written_pages_are_no_holes() {
 #[test]
 fn loom_lookup_r12_never_a_folio_of_another_page() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return };
             check_found(world, &folio, 0);
@@ -132,7 +125,7 @@ fn loom_lookup_r12_never_a_folio_of_another_page() {
 #[test]
 fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let seen = world.entry(0);
             if seen.is_folio()
@@ -156,7 +149,7 @@ fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
 #[test]
 fn loom_lookup_r12_a_pin_waits_for_the_fill() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let pinner = spawn(&world, |world| {
             let seen = world.entry(0);
             if seen.is_ready()
@@ -277,7 +270,7 @@ fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
 #[test]
 fn loom_lookup_vs_evict_waiting_is_bounded() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let _listing = world.find(0).expect("resident").folio().flags.transition_to_dirty();
         let reader = spawn(&world, |world| {
             let mut waits = FrozenWaits::default();
@@ -299,7 +292,7 @@ fn loom_lookup_vs_evict_waiting_is_bounded() {
 #[test]
 fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
     model(|| {
-        let world = world_with_page_0(1);
+        let world = World::with_page_0(1);
         let writer = spawn(&world, |world| {
             let Some(folio) = world.find(0) else { return false };
             // Without the folio lock: the pin word alone must order it.

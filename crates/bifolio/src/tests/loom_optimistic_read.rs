@@ -7,28 +7,12 @@
 //! READ-E4, and READ-E4 alone makes READ-O4 differ. READ-E1 keeps readers from starting a read that
 //! an eviction is about to invalidate.
 
-use super::world::{World, model, model_bounded, spawn};
+use super::world::{AFTER, BEFORE, World, model, model_bounded, read_page_0, spawn};
 use crate::page::{Entry, Flag, FolioId, read_held};
 use std::sync::Arc;
 
-/// Contents of pages 0 and 1.
-const BEFORE: u64 = 1;
-const AFTER: u64 = 2;
+/// Content of page 1.
 const OTHER_PAGE: u64 = 9;
-
-fn world_with_page_0() -> Arc<World> {
-    let world = World::new(1, 0, 1);
-    assert!(world.fill(0, Entry::HOLE, BEFORE));
-    world
-}
-
-/// Reads page 0 once: whole, or `None`.
-fn read_page_0(world: &World) {
-    if let Some([first, second]) = world.read(0) {
-        assert_eq!(first, second, "torn");
-        assert!([BEFORE, AFTER].contains(&first), "{first} was never in the page");
-    }
-}
 
 /// Reads the first `N` pages under a reference to their folio, as `File::read_with` does.
 fn read_held_pages<const N: usize>(world: &World) -> Option<[[u64; 2]; N]> {
@@ -44,7 +28,7 @@ fn read_held_pages<const N: usize>(world: &World) -> Option<[[u64; 2]; N]> {
 #[test]
 fn loom_optimistic_read_vs_write() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         world.write(0, AFTER);
         reader.join().unwrap();
@@ -57,7 +41,7 @@ fn loom_optimistic_read_vs_write() {
 #[test]
 fn loom_optimistic_read_vs_two_writes() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         world.write(0, AFTER);
         world.write(0, BEFORE);
@@ -70,7 +54,7 @@ fn loom_optimistic_read_vs_two_writes() {
 #[test]
 fn loom_optimistic_read_vs_refill_of_another_page() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         if world.evict(0) {
             assert!(world.fill(1, Entry::HOLE, OTHER_PAGE));
@@ -84,7 +68,7 @@ fn loom_optimistic_read_vs_refill_of_another_page() {
 #[test]
 fn loom_optimistic_read_vs_refill_by_another_thread() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         let filler = spawn(&world, |world| {
             if world.free_frames() > 0 {
@@ -102,7 +86,7 @@ fn loom_optimistic_read_vs_refill_by_another_thread() {
 #[test]
 fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         if world.evict(0) {
             let folio = world.allocate(1);
@@ -126,7 +110,7 @@ fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
 #[test]
 fn loom_optimistic_read_vs_refill_of_the_same_page() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         if world.evict(0) {
             assert!(world.fill(0, world.entry(0), AFTER));
@@ -140,7 +124,7 @@ fn loom_optimistic_read_vs_refill_of_the_same_page() {
 #[test]
 fn loom_optimistic_read_vs_remove_and_refill() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, read_page_0);
         world.remove(0);
         assert!(world.fill(1, Entry::HOLE, OTHER_PAGE));
@@ -174,7 +158,7 @@ fn loom_optimistic_read_vs_partial_truncate() {
 #[test]
 fn loom_optimistic_read_vs_failed_evict() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let _listing = world.folios.get(FolioId(0)).flags.transition_to_dirty();
         let reader = spawn(&world, read_page_0);
         let version = world.entry(0).version();
@@ -203,7 +187,7 @@ fn loom_optimistic_read_vs_first_fill() {
 #[test]
 fn loom_optimistic_read_marks_restore_no_old_entry() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let seen = world.entry(0);
             if seen.is_ready() {
@@ -224,7 +208,7 @@ fn loom_optimistic_read_marks_restore_no_old_entry() {
 #[test]
 fn loom_optimistic_read_held_vs_write() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let reader = spawn(&world, |world| {
             let found = read_held_pages(world);
             assert!([None, Some([[BEFORE; 2]]), Some([[AFTER; 2]])].contains(&found), "{found:?}");

@@ -5,28 +5,12 @@
 //! zeros, which the kernel puts there under its locks: they are seen only after what the owner did
 //! before it made the hole. The model has a Release fence in place of the kernel.
 
-use super::world::{World, model, spawn};
+use super::world::{AFTER, World, model, read_page_0, spawn};
 use crate::page::{Entry, FolioId};
 use crate::sync::{Ordering, fence};
 use std::sync::Arc;
 
-const BEFORE: u64 = 1;
-const AFTER: u64 = 2;
 const IN_A_HOLE: u64 = 0;
-
-fn world_with_page_0() -> Arc<World> {
-    let world = World::new(1, 0, 1);
-    assert!(world.fill(0, Entry::HOLE, BEFORE));
-    world
-}
-
-/// Reads page 0 as a client does: whole and of the page, or not at all.
-fn read_page_0(world: &World) {
-    if let Some([first, second]) = world.read(0) {
-        assert_eq!(first, second, "torn");
-        assert!([BEFORE, AFTER].contains(&first), "{first} was never in the page");
-    }
-}
 
 /// Makes a hole in place of the only frame.
 fn release_frame(world: &World) {
@@ -39,7 +23,7 @@ fn release_frame(world: &World) {
 #[test]
 fn loom_shared_read_vs_a_hole_in_its_frame() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let client = spawn(&world, read_page_0);
         if world.evict(0) {
             release_frame(&world);
@@ -54,7 +38,7 @@ fn loom_shared_read_vs_a_hole_in_its_frame() {
 #[test]
 fn loom_shared_read_vs_a_hole_in_its_table() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(1);
         let client = spawn(&world, read_page_0);
         if world.evict(0) {
             release_frame(&world);

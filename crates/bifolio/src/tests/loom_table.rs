@@ -12,12 +12,6 @@ fn evict_page_0(world: &World) {
     assert!(world.evict(0));
 }
 
-fn world_with_page_0() -> Arc<World> {
-    let world = World::new(2, 0, 1);
-    assert!(world.fill(0, Entry::HOLE, 1));
-    world
-}
-
 /// A value is taken once: by the thread that takes it, or by the one that fills its page. That
 /// thread sees what was done to what the value names.
 /// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink`
@@ -25,7 +19,7 @@ fn world_with_page_0() -> Arc<World> {
 #[test]
 fn loom_table_a_value_is_taken_or_filled_over_once() {
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(2);
         let taker = spawn(&world, |world| {
             // Relaxed: the exchange alone must order it.
             let seen = world.mapping.table().load(0, Ordering::Relaxed);
@@ -59,7 +53,7 @@ fn loom_table_a_value_is_taken_once() {
         taken
     }
     model(|| {
-        let world = world_with_page_0();
+        let world = World::with_page_0(2);
         evict_page_0(&world);
         let other = spawn(&world, take);
         let taken = take(&world);

@@ -18,6 +18,10 @@ use std::sync::Arc;
 /// Owner of the folios of the world.
 pub(super) const OWNER: u64 = 64;
 
+/// Contents of page 0: that of [`World::with_page_0`], and another one.
+pub(super) const BEFORE: u64 = 1;
+pub(super) const AFTER: u64 = 2;
+
 /// The folio of [`one_folio`].
 pub(super) const FOLIO: FolioId = FolioId(0);
 
@@ -154,6 +158,13 @@ impl World {
         .unwrap();
         mapping.table().set_charged(0);
         Arc::new(Self { folios, mapping, lru, place: Checked::default(), ground })
+    }
+
+    /// Creates a world of `frames` frames, with one of them at page 0.
+    pub(super) fn with_page_0(frames: u32) -> Arc<Self> {
+        let world = Self::new(frames, 0, 1);
+        assert!(world.fill(0, Entry::HOLE, BEFORE));
+        world
     }
 
     pub(super) fn frame(&self, id: FolioId) -> &Frame {
@@ -361,4 +372,12 @@ fn check(preemptions: Option<usize>, run: impl Fn() + Send + Sync + 'static) {
     builder.preemption_bound = preemptions;
     builder.max_branches = builder.max_branches.max(10_000);
     builder.check(run);
+}
+
+/// Reads page 0 once: whole, and what it had before or after a change, or not at all.
+pub(super) fn read_page_0(world: &World) {
+    if let Some([first, second]) = world.read(0) {
+        assert_eq!(first, second, "torn");
+        assert!([BEFORE, AFTER].contains(&first), "{first} was never in the page");
+    }
 }
