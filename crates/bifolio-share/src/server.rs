@@ -319,12 +319,6 @@ pub(crate) fn process_of(process: Pid) -> Option<OwnedFd> {
     pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        failure.into_error()
-    }
-}
-
 /// Returns the error of a connection that the owner refused.
 pub(crate) fn refused(failure: Failure) -> Error {
     Error::new(ErrorKind::Refused, failure.text)

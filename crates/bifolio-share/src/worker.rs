@@ -18,7 +18,7 @@ use bifolio::{File, OwnedPageRef, ReadRequest};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl Served {
 
     /// Keeps a file open for the client. Returns its number, or `None` if the client has too many.
     pub(crate) fn add_file(&self, file: File) -> Option<u64> {
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files_mut();
         if files.open.len() >= FILES_MAX {
             return None;
         }
@@ -82,29 +82,31 @@ impl Served {
     }
 
     pub(crate) fn remove_file(&self, number: u64) -> Option<File> {
-        self.files.write().unwrap_or_else(PoisonError::into_inner).open.remove(&number)
+        self.files_mut().open.remove(&number)
+    }
+
+    fn files_mut(&self) -> RwLockWriteGuard<'_, Files> {
+        self.files.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn file(&self, number: u64) -> Option<File> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).open.get(&number).cloned()
     }
 
-    /// Ends the workers, and closes what the client has open.
+    /// Ends the workers, and closes and drops what the client has.
     pub(crate) fn end(&self) {
         // Release: pairs with the Acquire in `run`; the doorbell wakes a worker that sleeps, and
         // that one the next.
         self.has_ended.store(true, Ordering::Release);
         self.ring.ring();
-        let files =
-            std::mem::take(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner));
-        drop(files);
+        self.drop_all();
     }
 
+    /// Closes files and drops pins, without their locks.
     fn drop_all(&self) {
         let pins = std::mem::take(&mut *self.pins());
         drop(pins);
-        let files =
-            std::mem::take(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner));
+        let files = std::mem::take(&mut *self.files_mut());
         drop(files);
     }
 
