@@ -605,9 +605,10 @@ impl Tier {
     /// Makes the disk tier durable. Blocks.
     pub(crate) fn sync(&self) -> Result<(), CacheError> {
         let Some(Disk { index, names, .. }) = &self.disk else { return Ok(()) };
-        for file in &self.files {
-            file.sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        }
+        // All, also after a failure, which leaves the others to be written.
+        let synced: Vec<_> = self.files.iter().map(bifolio::File::sync_data).collect();
+        let synced: Result<(), _> = synced.into_iter().collect();
+        synced.map_err(|error| CacheError::Cache(Arc::new(error)))?;
         let failed = |name: &str| {
             let path = name.into();
             |source| CacheError::Disk { path, source: Arc::new(source) }
